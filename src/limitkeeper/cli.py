@@ -277,30 +277,9 @@ def run_diff(args: argparse.Namespace) -> int:
 
 
 def run_keys(args: argparse.Namespace) -> int:
-    from getpass import getuser
+    from . import keys_cli
 
-    from .clock import SYSTEM
-    from .policy.key_inspection import StoredKeys, keys_text, open_shared_store
-    from .service.audit_log import AuditLog
-
-    policy = load_policy_with_rule(args.policy, args.limit)
-    with open_shared_store(args.store or policy.store) as store, open_gate(policy, store) as gate:
-        keys = StoredKeys(gate.compiled.rules_by_name[args.limit], store)
-        if args.action == "reset":
-            keys.reset(args.key)
-            log = store.open_hash(f"audit:{policy.name}")
-            if log is not None:
-                AuditLog(log, SYSTEM.now_us).record(getuser(), "reset", limit=args.limit, key=args.key)
-            print(f"{args.limit}: {args.key} starts as new")
-            return OK
-        found = keys.show(args.key) if args.action == "show" else keys.list(args.match)
-    shown = found if args.action == "show" else found[: args.first]
-    empty = f"{args.limit}: no key has state"
-    print(to_json([one._asdict() for one in shown]) if args.json else keys_text(shown, len(found) - len(shown)) or empty)
-    return OK
-
-
-# keys override -----------------------------------------------------------------------------------------------------------------
+    return keys_cli.run_override(args) if args.action == "override" else keys_cli.run_keys(args)
 
 
 def add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -323,7 +302,7 @@ def add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         command.add_argument("--store", metavar="URL", help="default: the policy's store")
     text = "Set the limit of a key, or of a pattern such as 'premium_*', at run time; without TO, show it."
     override = actions.add_parser("override", help="set, show or remove the limit of a key or pattern", description=text)
-    override.set_defaults(run=run_override)
+    override.set_defaults(run=run_keys, action="override")
     override.add_argument("limit", metavar="LIMIT", help="name of the rule")
     override.add_argument("key", metavar="KEY", help="key, or pattern with *")
     override.add_argument("to", nargs="?", metavar="TO", help="'token bucket 5/s burst 10', 'unlimited' or 'blocked'")
@@ -333,71 +312,6 @@ def add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     override.add_argument("--admin", metavar="URL", help="admin port of the service (default: http://127.0.0.1:7073)")
     override.add_argument("--policy", metavar="FILE", help="write to the store of this policy, without a service")
     override.add_argument("--store", metavar="URL", help="with --policy: another store than the policy's")
-
-
-def run_override(args: argparse.Namespace) -> int:
-    answer = override_in_store(args) if args.policy else override_by_service(args)
-    print(to_json(answer))
-    return ERRORS if "error" in answer else OK
-
-
-def override_by_service(args: argparse.Namespace) -> dict[str, object]:
-    from http.client import HTTPException
-    from urllib.error import HTTPError
-    from urllib.parse import quote
-    from urllib.request import Request, urlopen
-
-    url = f"{args.admin or 'http://127.0.0.1:7073'}/v1/overrides/{quote(args.limit, safe='')}/{quote(args.key, safe='')}"
-    body = {"limit": args.to, "for": args.duration, "reason": args.reason}
-    token = os.environ.get("LIMITKEEPER_TOKEN")
-    method = "DELETE" if args.remove else "PUT" if args.to else "GET"
-    data = json.dumps(body).encode() if method == "PUT" else None
-    try:
-        request = Request(url, data, {"Authorization": f"Bearer {token}"} if token else {}, method=method)
-        with urlopen(request, timeout=10) as response:
-            return dict(json.load(response))
-    except HTTPError as error:
-        return dict(json.load(error))
-    except (OSError, ValueError, HTTPException) as error:
-        remedy = "name its admin port with --admin, or write to the store with --policy FILE"
-        raise LimitkeeperError(f"{url}: the service does not answer ({error}); {remedy}") from None
-
-
-def override_in_store(args: argparse.Namespace) -> dict[str, object]:
-    from getpass import getuser
-
-    from .clock import SYSTEM
-    from .policy.gate import Gate
-    from .rate import duration_us
-    from .service.audit_log import AuditLog
-    from .stores import store_from_url
-
-    policy = load_policy_with_rule(args.policy, args.limit)
-    with store_from_url(args.store or policy.store) as store, Gate(policy, store=store, imports=False) as gate:
-        shared, overrides = store.open_hash(f"audit:{policy.name}"), gate.operator_overrides
-        if shared is None or not shared.polled:
-            raise LimitkeeperError("other processes can't read this store; name the service's admin port with --admin URL")
-        if not args.remove and not args.to:
-            found = overrides.find(args.limit, args.key)
-            return found.to_dict() if found else {"error": {"code": "not_found", "message": "there is no such override"}}
-        log = AuditLog(shared, SYSTEM.now_us)
-        if args.remove:
-            log.record(getuser(), "remove override", limit=args.limit, key=args.key)
-            return {"removed": overrides.remove(args.limit, args.key)}
-        for_us = duration_us(args.duration) if args.duration else None
-        made = overrides.put(args.limit, args.key, args.to, for_us=for_us, reason=args.reason, by=getuser())
-        log.record(getuser(), "override", limit=args.limit, key=args.key, to=args.to, reason=args.reason)
-        return made.to_dict()
-
-
-def load_policy_with_rule(path: str, rule: str) -> Policy:
-    from .policy.model import Policy
-
-    policy = Policy.load(path)
-    names = [one.name for one in policy.rules]
-    if rule not in names:
-        raise LimitkeeperError(f"the policy {policy.name!r} has no rule {rule!r}; it has: {', '.join(names)}")
-    return policy
 
 
 # plan --------------------------------------------------------------------------------------------------------------------------

@@ -262,15 +262,6 @@ class CompiledRule:
         value = key_without_names(self.identities, self.key, key) if self.has_alternatives else key
         return self.operator_overrides.get(key, value)  # type: ignore[no-any-return]
 
-    def all_entries(self, key: str) -> list[Entry]:
-        """The limits under which a key may have state: all of the policy, and its overrides at run time, which another process
-        may have used."""
-        value = key_without_names(self.identities, self.key, key) if self.has_alternatives else key
-        for limits in (self.operator_limits(key), None if self.overrides is None else self.overrides.get(value)):
-            if limits is not None:
-                self.override_entries(tuple(limits))
-        return [entry for some in list(self.entries_by_limits.values()) for entry in some]
-
     def _blocked_entries(self) -> tuple[Entry, ...]:
         """One entry, which no store is asked about: it shows the rule's own limit."""
         if self.blocked is None:

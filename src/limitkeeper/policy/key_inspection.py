@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 from ..observe.metrics import escape_unprintable
 from ..stores import Store, store_from_url
 from ..stores.urls import masked
-from .compiled_policy import CompiledRule, Entry
+from .compiled_policy import CompiledRule, Entry, key_without_names
 from .explain import limit_text, table
 from .reading.diagnostics import shorten
 
@@ -53,11 +53,11 @@ class StoredKeys:
 
     def show(self, key: str) -> Sequence[StoredKey]:
         """The state of one key under each limit of the rule, those of overrides at run time included."""
-        return [self._peek(entry, key) for entry in distinct(self.rule.all_entries(key))]
+        return [self._peek(entry, key) for entry in distinct(all_entries(self.rule, key))]
 
     def reset(self, key: str) -> None:
         """Deletes the state of a key under all limits of the rule, those of overrides at run time included."""
-        entries = {one.named.identity: one for one in self.rule.all_entries(key)}
+        entries = {one.named.identity: one for one in all_entries(self.rule, key)}
         if entries:
             self.store.reset([Claim(one.named, key) for one in entries.values()])
 
@@ -65,6 +65,16 @@ class StoredKeys:
         decision = self.store.decide([Claim(entry.named, key)], 0, commit=False)
         retry_after = None if decision.retry_after == inf else decision.retry_after
         return StoredKey(key, limit_text(entry), decision.remaining, decision.limit, retry_after, decision.reset_after)
+
+
+def all_entries(rule: CompiledRule, key: str) -> list[Entry]:
+    """The limits under which a key may have state: all of the policy, and its overrides at run time, which another process may
+    have used."""
+    value = key_without_names(rule.identities, rule.key, key) if rule.has_alternatives else key
+    for limits in (rule.operator_limits(key), None if rule.overrides is None else rule.overrides.get(value)):
+        if limits is not None:
+            rule.override_entries(tuple(limits))
+    return [entry for some in list(rule.entries_by_limits.values()) for entry in some]
 
 
 def distinct(entries: list[Entry]) -> list[Entry]:

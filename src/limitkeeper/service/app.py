@@ -32,6 +32,7 @@ from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.identity.key_and_cache_bounds import hash_long
 from ..policy.identity.paths import application_path
+from ..policy.key_inspection import all_entries
 from ..policy.model import Blocked, Limits, Rule, Tiers
 from ..policy.refusal import BLOCKED, blocked_decision
 from ..policy.request_context import RequestContext, WrittenRequest, method_of
@@ -237,7 +238,7 @@ class Application:
     def reset(self, limit: object, key: object) -> Plan[None]:
         """Deletes the state of a key, under all tiers and overrides of the limit."""
         rule, text, _, _ = self.checked_hit(limit, key)
-        named = {entry.named.identity: entry.named for entry in rule.all_entries(text)}
+        named = {entry.named.identity: entry.named for entry in all_entries(rule, text)}
         if named:
             yield Call(self.store, "reset", ([Claim(one, text) for one in named.values()],))
 
