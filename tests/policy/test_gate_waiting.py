@@ -7,7 +7,10 @@ import os
 import threading
 
 import pytest
+from effort import effort
 from gates import asked, gate, key, policy, request, rule, until
+from hypothesis import given
+from hypothesis import strategies as st
 
 from limitkeeper import MemoryStore, SlidingWindowLog
 from limitkeeper.policy.explain import RequestExplanation
@@ -39,6 +42,49 @@ def test_a_refusal_is_explained_with_the_retry_that_is_sent(text):
     refused = g.ask(request())
     assert refused.refusal is not None
     assert explained.text().endswith(f"→ refused by all with 429: retry in {refused.refusal.retry_after} s")
+
+
+def test_a_full_bucket_is_explained_as_it_is_answered():
+    """A request that finds a leaky bucket queue full is explained as refused with 503, not as one that waits."""
+    clock = HeldClock(1000)
+    g = gate(rule("all", "leaky bucket queue 10/s capacity 3", on_refusal=waiting(10_000)), clock=clock)
+
+    async def main():
+        waiters = [asyncio.ensure_future(g.aask(request())) for _ in range(3)]
+        await until(lambda: g.snapshot().rules[0].waiting == 2)
+        explained = RequestExplanation(g.policy, request(), g.explain(request()))
+        refusal = (await g.aask(request())).refusal
+        assert refusal.status == 503
+        assert explained.text().endswith(f"→ refused by all with 503: queue full, retry in {refusal.retry_after} s")
+        clock.advance(1)
+        await asyncio.gather(*waiters)
+
+    asyncio.run(main())
+
+
+LIMITS_THAT_WAIT = [*RULES[:3], "token bucket 10/s burst 3", "fixed window 3/s", "leaky bucket 5/s capacity 3"]
+
+
+@effort(examples=200)
+@given(
+    st.lists(st.tuples(st.sampled_from(LIMITS_THAT_WAIT), st.sampled_from([50, 300, 2000])), min_size=1, max_size=3),
+    st.lists(st.sampled_from([0, 0, 0.05, 0.2, 1]), min_size=1, max_size=12),
+)
+def test_waits_are_explained_as_they_happen(rules, pauses):
+    """Before each of any requests under any waiting rules: the verdict is what the request gets, with its wait or its retry."""
+    clock = ManualClock(NOON)
+    g = gate(*(rule(f"r{i}", text, on_refusal=waiting(wait)) for i, (text, wait) in enumerate(rules)), clock=clock)
+    for pause in pauses:
+        clock.advance(pause)
+        verdict = RequestExplanation(g.policy, request(), g.explain(request())).text().splitlines()[-1]
+        answer = g.ask(request())
+        if answer.refusal is not None:
+            assert verdict.startswith("→ refused by ")
+            assert verdict.endswith(f" with {answer.refusal.status}: retry in {answer.refusal.retry_after} s")
+        elif answer.wait_us:
+            assert verdict.startswith(f"→ waits {answer.wait_us / 1e6:.3g} s for ")
+        else:
+            assert verdict == "→ allowed"
 
 
 @pytest.mark.parametrize("text", RULES)

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from ..algorithms.claim import Claim
-from ..decision import Decision
+from ..decision import Decision, Decisions
 from ..errors import StoreUnavailable
 from .burst_conflicts import BUCKETS, burst_of, shares_key
 from .compiled_policy import CompiledPolicy, CompiledRule, Entry, MatchedRules, identity_of, key_of, key_without_names
@@ -20,8 +20,9 @@ from .model import BLOCKED, DEGRADE, LOCAL, SHADOW, WAIT, Capacity, Key, Policy,
 from .path_matcher import matching
 from .reading.diagnostics import shorten
 from .refusal import BLOCKED as BLOCKED_KEY
-from .refusal import CAPACITY, PENALTY_BOX, QUOTA, is_concurrent, refusal_of, retry_of
+from .refusal import CAPACITY, PENALTY_BOX, QUEUE_FULL, QUOTA, is_concurrent, refusal_of, retry_of
 from .request_context import RequestContext
+from .waiting_requests import is_full_queue
 
 if TYPE_CHECKING:
     from .gate import Gate
@@ -55,6 +56,7 @@ class RuleExplanation:
     exempted_by: str = ""  # the exemptions that hold
     penalty_us: int = 0  # when to retry, where the client is in the penalty box of this process
     reserves: bool = True  # whether its limits can be charged at a later start
+    after_wait: RuleExplanation | None = None  # its refusing limits, asked for a start within the wait of the request
 
     @property
     def full_reason(self) -> str:
@@ -63,6 +65,14 @@ class RuleExplanation:
     @property
     def shadow(self) -> bool:
         return self.rule.on_refusal.action == SHADOW
+
+    @property
+    def refuses(self) -> bool:
+        return self.decision is not None and not self.decision and not self.shadow
+
+    def parts(self) -> list[tuple[Entry, Decision]]:
+        """Its limits with their decisions."""
+        return [] if self.decision is None else list(zip(self.entries, self.decision.decisions, strict=True))
 
     @property
     def retry_after(self) -> float:
@@ -103,10 +113,7 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
         mark = None if rule.shadow or entries is rule.blocked else mark_of(rule, request, entries, key, cost)
         cost = 0 if is_repetition(gate.store, mark) else cost
         claims = [Claim(entry.named, key, cost) for entry in entries]
-        decision = gate.store.decide(claims, 0, commit=False) if claims and entries is not rule.blocked else None
-        if decision is not None and gate._on_failure.has_failed(decision):
-            action = rule.config.on_failure.action
-            raise StoreUnavailable(f"the store could not be asked; on_failure of {rule.name!r} is {action}")
+        decision = decide_uncommitted(gate, rule.config, claims, 0) if claims and entries is not rule.blocked else None
         if entries and decision is None:
             decision = Decision(False, 0, 0, -1, name=rule.name)
         limits = rule.operator_limits(key)
@@ -114,7 +121,35 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
         reserves = all(gate.store.can_reserve(claim.limit) for claim in claims)
         explained = RuleExplanation(rule.config, True, "", key, entries, cost, decision, operator, "", penalty_us, reserves)
         found.append(explained)
+    return explain_wait(gate, found)
+
+
+def explain_wait(gate: Gate, rules: list[RuleExplanation]) -> list[RuleExplanation]:
+    """Where every refusing rule waits, and the store can reserve: the same, with `after_wait`. The refusing limits are asked
+    together, as those of a request that waits (waiting_requests.py)."""
+    refusing = [one for one in rules if one.refuses and one.rule.capacity is None]
+    waits = all(one.rule.on_refusal.action == WAIT and one.retry_after < inf for one in refusing)
+    if not refusing or not waits or not all(one.reserves for one in rules if not one.shadow):
+        return rules
+    asked = [(one, entry) for one in refusing for entry, part in one.parts() if not part]
+    claims = [Claim(entry.named, one.key or "", one.cost) for one, entry in asked]
+    decision = decide_uncommitted(gate, refusing[0].rule, claims, min(one.rule.on_refusal.wait_us for one in refusing))
+    answers: dict[str, list[tuple[Entry, Decision]]] = {}
+    for (one, entry), part in zip(asked, decision.decisions, strict=True):
+        answers.setdefault(one.rule.name, []).append((entry, part))
+    found = []
+    for one in rules:
+        entries, parts = zip(*pairs, strict=True) if (pairs := answers.get(one.rule.name)) else ((), ())
+        after = replace(one, entries=entries, decision=Decisions.join(list(parts))) if pairs else None
+        found.append(replace(one, after_wait=after))
     return found
+
+
+def decide_uncommitted(gate: Gate, rule: Rule, claims: list[Claim], wait_us: int) -> Decision:
+    decision = gate.store.decide(claims, wait_us, commit=False)
+    if gate._on_failure.has_failed(decision):
+        raise StoreUnavailable(f"the store could not be asked; on_failure of {rule.name!r} is {rule.on_failure.action}")
+    return decision
 
 
 def why_not(rule: CompiledRule, request: RequestContext, matched: MatchedRules, hosts: list[str] | None) -> str:
@@ -230,20 +265,24 @@ class RequestExplanation:
         refusing = self.refusing
         if not refusing:
             return "→ allowed"
-        waits = [one.retry_after for one in refusing]
-        names, longest = ", ".join(one.rule.name for one in refusing), max(waits)
-        actions = [one.rule.on_refusal for one in refusing]
-        shortest = min(action.wait_us if action.action == WAIT else 0 for action in actions) / 1e6
-        if longest <= shortest:
-            return f"→ waits {longest:.3g} s for {names}, then allowed"
-        if not all(one.reserves for one in self.rules if not one.shadow):  # then a wait is no part of the retry
-            shortest = 0.0
-        when = retry_text(longest - shortest, *[one.rule for one in refusing])
-        first, _ = max(zip(refusing, waits, strict=True), key=lambda pair: (pair[0].rule.priority, pair[1]))
+        waiting = [one.after_wait for one in refusing if one.after_wait is not None]
+        wait_us = min(one.rule.on_refusal.wait_us if one.rule.on_refusal.action == WAIT else 0 for one in refusing)
+        longest, names = max(one.retry_after for one in refusing), rule_names(refusing)
+        if waiting:
+            refusing = [one for one in waiting if one.refuses]
+            longest = max(one.decision.wait_us / 1e6 for one in waiting if one.decision is not None)
+        if not refusing if waiting else longest * 1e6 <= wait_us:
+            full = next((one for one in self.rules if one.refuses and one.rule.capacity is not None), None)
+            after = f"asks {full.rule.name}, which refuses now: {retry_text(full.retry_after)}" if full else "allowed"
+            return f"→ waits {longest:.3g} s for {names}, then {after}"
+        when = retry_text(max(one.retry_after for one in refusing), *[one.rule for one in refusing])
+        first, names = max(refusing, key=lambda one: (one.rule.priority, one.retry_after)), rule_names(refusing)
         if first.rule.on_refusal.action == DEGRADE:
             return f"→ refused by {names}, answered by the handler of {first.rule.name}: {when}"
         assert first.decision is not None
         reason = BLOCKED_KEY if not first.decision.limit else QUOTA if first.rule.capacity is None else CAPACITY
+        if waiting and any(is_full_queue(*pair, wait_us) for one in refusing for pair in one.parts()):
+            reason, when = QUEUE_FULL, f"{QUEUE_FULL}, {when}"
         status = refusal_of(first.entries, first.decision, reason, 0).status
         return f"→ refused by {names} with {status}: {when}"
 
@@ -309,6 +348,10 @@ def retry_text(seconds: float, *rules: Rule) -> str:
     spread_s = max((rule.retry_after.spread_us for rule in rules), default=0) / 1e6
     spread = f", spread over {spread_s:g} s" if spread_s else ""
     return "never" if seconds == inf else f"retry in {max(1, ceil(seconds))} s{spread}"
+
+
+def rule_names(rules: list[RuleExplanation]) -> str:
+    return ", ".join(one.rule.name for one in rules)
 
 
 def key_text(key: Key) -> str:

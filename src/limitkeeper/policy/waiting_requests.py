@@ -35,7 +35,7 @@ from ..limiter import WaitingLimiter
 from ..stores.contract import Store
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter
-from .compiled_policy import UNIDENTIFIED, CompiledRule, identity_of
+from .compiled_policy import UNIDENTIFIED, CompiledRule, Entry, identity_of
 from .refusal import QUEUE_FULL, QUOTA
 from .request_context import RequestContext
 
@@ -207,10 +207,15 @@ def count_full_bucket(evaluation: Evaluation, refused: Decision, indexes: list[i
     `indexes` are those of the entries that `refused` decided."""
     for i, part in zip(indexes, refused.decisions, strict=False):  # a store that failed decides none
         entry = evaluation.entries[i]
-        refused_later = not part.allowed and part.retry_us >= 0
-        if refused_later and isinstance(entry.named.limit, LeakyBucketQueue) and part.reset_us <= seconds * 1e6:
+        if is_full_queue(entry, part, seconds * 1e6):
             entry.compiled_rule.queue_full += 1
             evaluation.reason = QUEUE_FULL
+
+
+def is_full_queue(entry: Entry, part: Decision, wait_us: float) -> bool:
+    """Whether a leaky bucket queue refused a start although the wait would be short enough."""
+    refused_later = not part.allowed and part.retry_us >= 0
+    return refused_later and isinstance(entry.named.limit, LeakyBucketQueue) and part.reset_us <= wait_us
 
 
 def asked_after(refused: Decision) -> list[int]:
