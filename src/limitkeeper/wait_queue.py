@@ -192,6 +192,13 @@ class WaitQueue:
 
     def join(self, waiter: Waiter) -> None:
         """Adds a waiter in order of starts; removes reservations at the front whose start has passed."""
+        try:
+            self._join(waiter)
+        except BaseException:  # of a signal handler: it must not be in the queues of some of its keys only
+            self._remove([waiter])
+            raise
+
+    def _join(self, waiter: Waiter) -> None:
         now_us = waiter.decision.start_us - waiter.decision.wait_us
         with self.lock:
             self._later.add(waiter.claims, waiter.decision)

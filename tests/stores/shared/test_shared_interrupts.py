@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
+from interrupts import interrupted_at
 
 from limitkeeper import Limiter, SharedStore, compiled
 
@@ -20,31 +18,6 @@ CALLS: dict[str, Callable[[Limiter], object]] = {
     "reserve": lambda limiter: limiter.reserve("k", max_wait=9).cancel(),
     "reset": lambda limiter: limiter.reset("k"),
 }
-
-
-class Interrupted(Exception):
-    pass
-
-
-def interrupted_at(number: int, call: Callable[[], object]) -> bool:
-    """Whether a call has so many moments at which a handler may run; it is interrupted at the last of them."""
-    left = number
-
-    def count(frame: FrameType, event: str, arg: Any) -> None:
-        nonlocal left
-        if event == "c_return" or (event == "call" and frame.f_code.co_name != "critical_section"):  # `close` has no such moment
-            left -= 1
-            if left == 0:
-                raise Interrupted  # the interpreter then removes this function
-
-    sys.setprofile(count)
-    try:
-        call()
-    except Interrupted:
-        return True
-    finally:
-        sys.setprofile(None)
-    return False
 
 
 @pytest.mark.skipif(compiled, reason="compiled code has no such moment while it holds the lock")

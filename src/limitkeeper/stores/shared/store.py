@@ -221,7 +221,7 @@ class SharedStore(CellStore):
         if handle.store is not self:
             handle = self.handle_of(named)
         if self.table.unread:
-            self._read_directory()
+            self.sweep(0)  # reads the limits that other processes have registered since
         decision: Decision
         if cython.compiled:
             decision = blank(self, handle)
@@ -246,14 +246,6 @@ class SharedStore(CellStore):
         if not cython.compiled:
             decision.__class__ = Decision
         return decision
-
-    def _read_directory(self) -> None:
-        """Reads the limits that other processes have registered since, so that their keys can be swept."""
-        self.begin()
-        try:
-            self._directory.read()
-        finally:
-            self.end()
 
     @cython.cfunc
     def decide_cell(
@@ -294,9 +286,14 @@ class SharedStore(CellStore):
         self.in_change = True
         try:
             start_us: I64 = CellStore.charge(self, claims, max_wait_us, commit, now_us, not_before_us)
+            self.table.commit()
+        except BaseException:
+            if self.table.words[lay.JOURNAL]:  # the charges will be rolled back: the caller must not give them back
+                for claim in claims:
+                    claim.forget_charge()
+            raise
         finally:
             self.in_change = False
-        self.table.commit()
         self.sweep_inserted(now_us)
         if start_us >= 0 and commit:
             self.sweep_sometimes(now_us)
