@@ -76,6 +76,13 @@ def checked_cost(cost: object) -> I64:
     return HUGE if cost > HUGE else int(cost)
 
 
+def key_list(keys: Iterable[Key]) -> list[Key]:
+    """The keys of `hit_many`; refuses a single key, over whose characters or names it would iterate."""
+    if isinstance(keys, str | Mapping):
+        raise TypeError(f"expected a list of keys, got one key: {keys!r}; write [key]")
+    return list(keys)
+
+
 @cython.ccall
 def checked_key(key: object) -> str:
     """Validates a key, any str; a subclass of str is converted."""
@@ -288,7 +295,7 @@ class LimiterBase:
     def hit_many(self, keys: Iterable[Key], cost: int | Iterable[int] = 1) -> list[Decision]:
         """One hit per key, in order and at one time; a duplicate key sees its earlier hits."""
         if cost is ONE and self._publisher is None and self._handle is not None and not off:
-            quick: list[Key] = keys if type(keys) is list else list(keys)
+            quick: list[Key] = keys if type(keys) is list else key_list(keys)
             if only_str(quick):
                 return self._hit_many_in_memory(quick, None, None)
             keys = quick
@@ -303,7 +310,7 @@ class LimiterBase:
 
     def _keys_and_costs(self, keys: Iterable[Key], cost: int | Iterable[int]) -> tuple[list[Key], list[int]]:
         """The keys, and a validated cost for each."""
-        wanted = list(keys)
+        wanted = key_list(keys)
         if not isinstance(cost, Iterable):
             return wanted, [checked_cost(cost)] * len(wanted)
         costs = [checked_cost(one) for one in cost]

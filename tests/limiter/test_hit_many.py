@@ -126,3 +126,11 @@ def test_they_are_counted_as_single_hits(make):
     limiter = make("2/s")
     limiter.hit_many(["a", "a", "a", "b"])
     assert limiter.stats()[:2] == (3, 1)
+
+
+@pytest.mark.parametrize("keys", ["abc", {"a": "k"}])
+@pytest.mark.parametrize("cost", [1, 2])
+def test_one_key_is_no_list_of_keys(make, keys, cost):
+    """A text is not taken for its characters, nor a mapping for its names."""
+    with pytest.raises(TypeError, match="expected a list of keys, got one key"):
+        make({"a": "5/s", "b": "9/s"} if isinstance(keys, dict) else "5/s").hit_many(keys, cost)
