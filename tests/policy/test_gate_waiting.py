@@ -7,11 +7,11 @@ import os
 import threading
 
 import pytest
-from effort import effort
 from gates import asked, gate, key, policy, request, rule, until
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import effort
 from limitkeeper import MemoryStore, SlidingWindowLog
 from limitkeeper.policy.explain import RequestExplanation
 from limitkeeper.policy.model import WAIT, Capacity, Charge, OnRefusal
