@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import math
@@ -30,6 +31,7 @@ LIMITS = [
     {"name": "both", "match": "GET /both", "key": "user", "limit": "token bucket 5/s burst 5; fixed window 7/h"},
     {"name": "counter", "match": "GET /counter", "key": "user", "limit": "sliding window counter 5/min"},
     {"name": "waits", "match": "GET /waits", "key": "user", "limit": "1/min", "on_refusal": "wait up to 10s"},
+    {"name": "slow", "match": "GET /slow", "key": "user", "limit": "1/5s", "on_refusal": "wait up to 10s"},
 ]
 POLICY = Policy.of(name="test", identify={"user": {"header": "X-User"}, "plan": {"header": "X-Plan"}}, limits=LIMITS)
 
@@ -464,6 +466,25 @@ def test_a_reservation_may_start_later(app):
     with pytest.raises(RequestError, match="leave max_wait out"):
         run(app.reserve(app.checked_hit("counter", "42"), 2_000_000))
     assert run(app.reserve(app.checked_hit("counter", "42"))).token
+
+
+def test_who_waits_moves_up_when_a_reservation_is_settled(app, clock):
+    """What a settled reservation gives back is the start of a request that waits in the rule's queue."""
+    token = run(app.reserve(app.checked_hit("slow", "42"))).token
+
+    async def main():
+        waits = asyncio.ensure_future(app.match(request_context({"method": "GET", "path": "/slow", "headers": {"X-User": "42"}})))
+        await asyncio.sleep(0)
+        assert run(app.settle(token, 0))
+        return await waits
+
+    async def asleep(seconds, wake=None):
+        if seconds:
+            await wake.wait()
+
+    clock.asleep = asleep
+    evaluation = asyncio.run(asyncio.wait_for(main(), 30))
+    assert (evaluation.allowed, evaluation.wait_us) == (True, 0)
 
 
 def test_settlement_after_a_reset_does_nothing(app):

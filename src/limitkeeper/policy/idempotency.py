@@ -25,7 +25,7 @@ from ..decision import Decision
 from ..errors import StoreError, StoreUnavailable
 from ..stores.contract import Store
 from ..stores.sans_io import Call, Plan
-from ..wait_queue import Waiter, wait_queue_of
+from ..wait_queue import BEGUN, Waiter, wait_queue_of
 from .compiled_policy import CompiledRule, Entry, escape_part, identity_of, join_key
 from .request_context import RequestContext
 
@@ -166,7 +166,7 @@ def charges_of(evaluation: Evaluation, decision: Decision, claims: Iterable[tupl
     for i, claim in claims:
         part = decision.decisions[i] if evaluation.wait_us else decision
         found.setdefault(part.start_us, (part, []))[1].append(claim)
-    return [Waiter(together, part, None) for part, together in found.values()]
+    return [Waiter(together, part, None, BEGUN) for part, together in found.values()]
 
 
 def leave(store: Store, charges: list[Waiter]) -> Call:

@@ -40,7 +40,7 @@ from ..rate import MAX_COUNT, Rate
 from ..stores.contract import Store
 from ..stores.guarded import GuardedStore
 from ..stores.sans_io import Call, Plan, arun, run
-from ..wait_queue import Waiter, refunded, wait_queue_of
+from ..wait_queue import BEGUN, Waiter, refunded, wait_queue_of
 from .reservation_tokens import Charged, InvalidToken, ReservationTokens
 
 #: Kinds of RequestError.
@@ -196,7 +196,7 @@ class Application:
         if not back:
             return True
         made = Decision(True, start_us=charged.start_us, source=charged.source)
-        return bool((yield Call(wait_queue_of(self.store), "leave", ([Waiter(back, made, None)],))))
+        return bool((yield Call(wait_queue_of(self.store), "leave", ([Waiter(back, made, None, BEGUN)],))))
 
     def _is_first_here(self, token_id: str) -> bool:
         """Whether this process has not settled a token before. It decides while the store is full: an overflow cell that others
