@@ -111,14 +111,15 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
         entries = rule.entries_for(request, key)
         cost = rule.cost_for(request) if entries else 1
         mark = None if rule.shadow or entries is rule.blocked else mark_of(rule, request, entries, key, cost)
-        cost = 0 if is_repetition(gate.store, mark) else cost
+        repeats = is_repetition(gate.store, mark)
+        cost = 0 if repeats else cost
         claims = [Claim(entry.named, key, cost) for entry in entries]
         decision = decide_uncommitted(gate, rule.config, claims, 0) if claims and entries is not rule.blocked else None
         if entries and decision is None:
             decision = Decision(False, 0, 0, -1, name=rule.name)
         limits = rule.operator_limits(key)
         operator = "" if limits is None else "blocked by an operator" if limits == BLOCKED else "override of an operator"
-        reserves = all(gate.store.can_reserve(claim.limit) for claim in claims)
+        reserves = repeats or all(gate.store.can_reserve(claim.limit) for claim in claims)
         explained = RuleExplanation(rule.config, True, "", key, entries, cost, decision, operator, "", penalty_us, reserves)
         found.append(explained)
     return explain_wait(gate, found)
