@@ -387,6 +387,32 @@ def test_a_new_worker_has_the_policy_of_now(tmp_path):
 
 
 @needs_proc
+@pytest.mark.parametrize("memory_first", [True, False])
+def test_workers_share_the_store_that_a_reload_names(tmp_path, memory_first):
+    """Also where it is memory://, or was; and a worker that takes the place of another has the same one."""
+    path = tmp_path / "limitkeeper.yaml"
+    stores = ["memory://", f"shared://{tmp_path}/limits"]
+    before, after = stores if memory_first else reversed(stores)
+    path.write_text(f"store: {before}\n{POLICY}")
+
+    def admitted(service: Running, key: str) -> int:
+        found = 0
+        for _ in range(12):  # each connection has a worker
+            service.redis.close()
+            found += service.hit("checkout", key)[0]
+        return found
+
+    with Running("--workers", "2", "--watch", "off", policy=path) as service:
+        path.write_text(f"store: {after}\n{POLICY}")
+        assert httpx.post(f"{service.admin}/v1/reload", timeout=60).json()["reloaded"]
+        assert admitted(service, "reloaded") == 3
+        first = children(service.process.pid)[0]
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: len(now := children(service.process.pid)) == 2 and first not in now)
+        assert admitted(service, "replaced") == 3
+
+
+@needs_proc
 def test_the_shared_file_is_removed_at_the_end(policy_file):
     """A memory store of several workers lives in a file of its own."""
     with Running("--workers", "2", policy=policy_file) as service:

@@ -21,7 +21,7 @@ from ..observe.events import GATE_KINDS, RELOAD_REFUSED, RELOADED, Publisher
 from ..observe.offenders import Offenders
 from ..observe.snapshot import DECISION_BOUNDS_US, Histogram, Snapshot
 from ..rate import Duration
-from ..stores import Store
+from ..stores import Store, store_from_url
 from ..stores.guarded import GuardedStore
 from ..stores.sans_io import Plan, arun, run
 from ..stores.urls import masked
@@ -47,7 +47,8 @@ class Gate(Evaluator):
 
     `handlers` are the degrade handlers that a policy refers to by name. `clock` is the clock of guards, penalty box and offenders
     for a remote store, for tests. `show_keys` shows the keys of offenders instead of keyed hashes, `secret` is the hash's key.
-    Without `imports`, callables are imported at their first call: to explain a policy away from its application.
+    Without `imports`, callables are imported at their first call: to explain a policy away from its application. `open_store`
+    opens the store of the policy's URL, also of a URL that a reload brings.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Gate(Evaluator):
         show_keys: bool = False,
         secret: bytes | None = None,
         imports: bool = True,
+        open_store: Callable[[str], Store] = store_from_url,
     ) -> None:
         if not isinstance(policy, Policy):
             policy = Policy.load(policy)
@@ -69,6 +71,7 @@ class Gate(Evaluator):
         self._imports = imports
         self._given_store = store
         self._given_clock = clock
+        self._open_store = open_store
         self._memory: dict[str, OpenedStore] = {}  # stores of memory:// URLs, whose states a reload back finds again
         self._reloading = threading.RLock()
         self._watcher: FileWatcher | None = None
@@ -119,7 +122,7 @@ class Gate(Evaluator):
         present: OpenedStore | None = getattr(self, "_opened", None)
         opened = present if present is not None and present.serves(policy) else self._memory.get(policy.store)
         if opened is None:
-            opened = OpenedStore(policy, self._given_store, self._given_clock)
+            opened = OpenedStore(policy, self._given_store, self._given_clock, self._open_store)
             if self._given_store is None and opened.url.startswith("memory:"):
                 self._memory[opened.url] = opened
         return opened

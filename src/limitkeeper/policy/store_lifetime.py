@@ -8,7 +8,7 @@ Rejected: closing after a delay, which is too short for some request or keeps co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from ..algorithms.claim import NamedLimit
@@ -22,12 +22,18 @@ from .operator_overrides import OperatorOverrides, overrides_in
 
 class OpenedStore:
     """A store of a policy. A remote one is guarded: it answers within the policy's budget, or on_failure does. `given`: a store
-    that others close."""
+    that others close; otherwise `open` opens that of a URL."""
 
-    def __init__(self, policy: Policy, given: Store | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        given: Store | None = None,
+        clock: Clock | None = None,
+        open: Callable[[str], Store] = store_from_url,
+    ) -> None:
         self.url, self.budget_us = policy.store, policy.budget_us
         self._given = given
-        self.store = self._inner = store_from_url(policy.store) if given is None else given
+        self.store = self._inner = open(policy.store) if given is None else given
         self._open = True
         self._overrides: dict[str, OperatorOverrides] = {}
         if not self.store.local and not isinstance(self.store, GuardedStore):

@@ -179,17 +179,14 @@ def store_url(settings: Settings, policy: Policy) -> str:
     return settings.store or policy.store
 
 
-def open_store(settings: Settings, policy: Policy, folder: str | None) -> Store | None:
-    """The store of a worker; None: the gate opens the policy's own, and follows it when a reload names another."""
-    url = store_url(settings, policy)
+def open_store(settings: Settings, folder: str | None, url: str) -> Store:
+    """The store of a URL, in a worker: several workers share one for memory://, also where a reload names it."""
     if folder is not None and url.startswith(MEMORY):
         from ..stores.shared import SharedStore
 
         path = Path(folder, "limits")
         return SharedStore(path, settings.max_keys) if "max_keys" in settings.sources else SharedStore(path)
-    if url == MEMORY:
-        return MemoryStore(settings.max_keys)
-    return None if settings.store is None else store_from_url(url)
+    return MemoryStore(settings.max_keys) if url == MEMORY else store_from_url(url)
 
 
 def check_store_url(url: str) -> None:
@@ -301,8 +298,9 @@ class Worker:
         settings = self.settings
         secret = (settings.secret or "").encode()
         policy = self._current_policy()
-        store = open_store(settings, policy, self.folder)
-        gate = Gate(policy, store=store, secret=secret)
+        opens = partial(open_store, settings, self.folder)
+        store = None if settings.store is None else opens(settings.store)  # otherwise the gate follows the policy's
+        gate = Gate(policy, store=store, secret=secret, open_store=opens)
         try:
             if settings.watch and policy.source is not None:
                 gate.watch()
