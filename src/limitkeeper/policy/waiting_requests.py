@@ -12,10 +12,13 @@ A request is refused at once with 503 where no place is left:
 One client has at most `per_client` of a rule's places (by default a quarter), or it could refuse all others; beyond that its
 requests are refused by its limit (429).
 
-Only the limits that refused are charged at a later start; the others are asked after the wait, and if one of them refuses then,
-the start is given back. A later start closes the time before it to other requests: in a fixed window or a leaky bucket queue
-wholly, in other limits in part. A request that waits does not run (`concurrent`). And a bucket holds
-tokens back for later starts, also those of other processes: refunds of earlier charges would be lost there.
+Only limits that refused are charged at a later start, and only those of one rule, which delays the request most. The others
+are asked when that start has come: what refuses then is waited for in the same way, and where it delays the request longer than
+the rule before, its wait comes first. If the request is refused in the end, all starts are given back. A later start closes the
+time before it to other requests: in a fixed window or a leaky bucket queue wholly, in other limits in part. A rule with another
+key, or for other paths, would so be closed to clients that do not wait for the first. A request that waits does not run
+(`concurrent`). And a bucket holds tokens back for later starts, also those of other processes: refunds of earlier charges would
+be lost there. The rules waited for before the last are charged by as much too early as the waits after them take.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..algorithms.claim import Claim
+from ..algorithms.constants import MAX_WAIT
 from ..algorithms.leaky_queue import LeakyBucketQueue
 from ..algorithms.token_bucket import TokenBucket
 from ..clock import Clock
@@ -34,7 +38,7 @@ from ..fork import reset_after_fork
 from ..limiter import WaitingLimiter
 from ..stores.contract import Store
 from ..stores.sans_io import Call, Plan
-from ..wait_queue import Waiter
+from ..wait_queue import BEGUN, Waiter
 from .compiled_policy import UNIDENTIFIED, CompiledRule, Entry, identity_of
 from .refusal import QUEUE_FULL, QUOTA
 from .request_context import RequestContext
@@ -64,7 +68,7 @@ class RequestLimiter(WaitingLimiter):
 
     def give_up(self, claims: list[Claim], start: Decision) -> Plan[bool]:
         key: Any = claims
-        return self._give_up(Waiter(claims, start, None), key, 1, start)
+        return self._give_up(Waiter(claims, start, None, BEGUN), key, 1, start)
 
     # Under names that a plan can call.
     acquire, aacquire = WaitingLimiter._acquire, WaitingLimiter._aacquire
@@ -136,29 +140,19 @@ class WaitingRequests:
         threads = gate.compiled.policy.waiting_threads if in_thread else None
         claims = gate._claims(evaluation)
         reserves = all(self._store.can_reserve(claim.limit) for claim in claims)
-        limiter = self._reserving if reserves else self._polling
-        later = asked_after(refused) if reserves else []
-        first = [claim for i, claim in enumerate(claims) if i not in later]
-        seconds, began_us = shortest_wait(rules), self._clock.now_us()
+        began_us = self._clock.now_us()
         reason = PLACES.take(places, threads)
         if reason is not None:
             evaluation.reason = reason
             return refused
         try:
-            decision = yield Call(limiter, "acquire", (first, 1, seconds))
-            if later:
-                left = min(seconds, shortest_wait([evaluation.entries[i].compiled_rule for i in later]))
-                left = max(0.0, left - (self._clock.now_us() - began_us) / 1e6)
-                decision = yield from self._ask_after(gate, evaluation, later, first, decision, left)
-            elif len(claims) > 1:
-                decision = join(decision, (), [])
+            if reserves:
+                decision = yield from self._reserve(gate, evaluation, refused, began_us)
+            else:
+                decision = yield Call(self._polling, "acquire", (claims, 1, shortest_wait_us(rules) / 1e6))
+                decision = join([Start(list(range(len(claims))), decision)])
         except RateLimited as error:
-            if error.decision:
-                return refused
-            count_full_bucket(evaluation, error.decision, [i for i in range(len(claims)) if i not in later], seconds)
-            if not later or gate._on_failure.has_failed(error.decision):
-                return error.decision
-            return join(error.decision, [refused.decisions[i] for i in later], later)
+            return refused if error.decision else error.decision
         finally:
             PLACES.leave(places, threads)
         evaluation.wait_us = max(0, self._clock.now_us() - began_us)
@@ -166,22 +160,75 @@ class WaitingRequests:
             rule.waited += 1
         return decision  # type: ignore[no-any-return]
 
-    def _ask_after(
-        self, gate: Evaluator, evaluation: Evaluation, later: list[int], first: list[Claim], start: Decision, seconds: float
-    ) -> Plan[Decision]:
-        """Asks the claims that were left out, now that the start has come; if they are refused, the start is given back."""
-        claims = gate._claims(evaluation)
+    def _reserve(self, gate: Evaluator, evaluation: Evaluation, refused: Decision, began_us: int) -> Plan[Decision]:
+        """Waits for the rule that delays the request most, then for those that refuse it by then. Where one of them delays it
+        longer, what was charged so far is given back; if the request is refused in the end, all is."""
+        claims, starts, came = gate._claims(evaluation), list[Start](), refused
+        asked, first, longest_us, wait_us, left_us = list(range(len(claims))), list[int](), 0, MAX_WAIT, 0
         try:
-            rest = yield Call(self._reserving, "acquire", ([claims[i] for i in later], 1, seconds))
+            while not refused.allowed:
+                refusing = refusing_rules(evaluation, asked, refused)
+                if not all(rule.waits and retry_us >= 0 for _, rule, retry_us in refusing):
+                    first, left_us = asked, 0
+                    raise RateLimited(refused)
+                _, slowest, delay_us = max(refusing, key=lambda one: one[2])
+                if delay_us > longest_us:
+                    longest_us = delay_us
+                    yield from self._give_up(claims, starts)
+                first = [i for i, rule, _ in refusing if rule is slowest]
+                wait_us = min(wait_us, shortest_wait_us([rule for _, rule, _ in refusing]))
+                left_us = max(0, wait_us - (self._clock.now_us() - began_us))
+                start = yield Call(self._reserving, "acquire", ([claims[i] for i in first], 1, left_us / 1e6))
+                starts.append(Start(first, start))
+                asked = [i for i in range(len(claims)) if all(i not in one.indexes for one in starts)]
+                if not asked:
+                    break
+                try:
+                    refused = yield Call(self._reserving, "acquire", ([claims[i] for i in asked], 1, 0))
+                except RateLimited as error:
+                    refused = error.decision
+                    if gate._on_failure.has_failed(refused):
+                        raise
         except BaseException as error:
-            yield from self._reserving.give_up(first, start)
+            yield from self._give_up(claims, starts)
             if not isinstance(error, RateLimited):
                 raise
             if gate._on_failure.has_failed(error.decision):
                 return error.decision
-            count_full_bucket(evaluation, error.decision, later, seconds)
-            return (yield Call(self._store, "decide", (claims, 0)))  # type: ignore[no-any-return]
-        return rest if gate._on_failure.has_failed(rest) else join(start, dated(rest.decisions, rest.start_us), later)
+            if refused is came:
+                return (yield from self._refuse(gate, evaluation, refused, first, error.decision, wait_us))
+            count_full_bucket(evaluation, error.decision, first, left_us)
+            refused = yield Call(self._store, "decide", (claims, 0))
+            return join([Start(list(range(len(claims))), refused)]) if refused.allowed else refused
+        return join([*starts, Start(asked, refused)] if asked else starts)
+
+    def _give_up(self, claims: list[Claim], starts: list[Start]) -> Plan[None]:
+        while starts:
+            indexes, start = starts.pop()
+            yield from self._reserving.give_up([claims[i] for i in indexes], start)
+
+    def _refuse(
+        self, gate: Evaluator, evaluation: Evaluation, refused: Decision, first: list[int], late: Decision, wait_us: int
+    ) -> Plan[Decision]:
+        """The refusal of a request that does not wait, since the limits `first` admit no start within its wait (decision `late`):
+        to be retried when all that refuse it would admit one."""
+        claims = gate._claims(evaluation)
+        refusing = [i for i, part in enumerate(refused.decisions) if not part.allowed]
+        if len(first) < len(refusing):
+            late = yield Call(self._store, "decide", ([claims[i] for i in refusing], wait_us), {"commit": False})
+            if late.allowed or gate._on_failure.has_failed(late):  # allowed: others have left meanwhile
+                return refused if late.allowed else late
+        count_full_bucket(evaluation, late, refusing, wait_us)
+        passing = [i for i in range(len(claims)) if i not in refusing]
+        parts = [Start([i], refused.decisions[i]) for i in passing]
+        return join([*parts, Start(refusing, late)]) if passing else late
+
+
+class Start(NamedTuple):
+    """A decision about some claims of a request, which are named by their indexes."""
+
+    indexes: list[int]
+    decision: Decision
 
 
 def places_of(evaluation: Evaluation, refused: Decision) -> list[Place]:
@@ -202,12 +249,12 @@ def queue_client(evaluation: Evaluation, context: RequestContext, rule: Compiled
     return identity_of(evaluation.compiled.identities, context, "ip") if shared else key  # type: ignore[return-value]
 
 
-def count_full_bucket(evaluation: Evaluation, refused: Decision, indexes: list[int], seconds: float) -> None:
+def count_full_bucket(evaluation: Evaluation, refused: Decision, indexes: list[int], wait_us: int) -> None:
     """Changes the reason of a refusal by a leaky bucket queue whose wait would be short enough: then its capacity is used up.
     `indexes` are those of the entries that `refused` decided."""
     for i, part in zip(indexes, refused.decisions, strict=False):  # a store that failed decides none
         entry = evaluation.entries[i]
-        if is_full_queue(entry, part, seconds * 1e6):
+        if is_full_queue(entry, part, wait_us):
             entry.compiled_rule.queue_full += 1
             evaluation.reason = QUEUE_FULL
 
@@ -218,24 +265,26 @@ def is_full_queue(entry: Entry, part: Decision, wait_us: float) -> bool:
     return refused_later and isinstance(entry.named.limit, LeakyBucketQueue) and part.reset_us <= wait_us
 
 
-def asked_after(refused: Decision) -> list[int]:
-    """Which claims are left out of the wait: those that did not refuse."""
-    return [i for i, part in enumerate(refused.decisions) if part.allowed]
+def refusing_rules(evaluation: Evaluation, indexes: list[int], refused: Decision) -> list[tuple[int, CompiledRule, int]]:
+    """The limits that refuse: the index of each, its rule, and when to retry."""
+    parts = zip(indexes, refused.decisions, strict=True)
+    return [(i, evaluation.entries[i].compiled_rule, part.retry_us) for i, part in parts if not part.allowed]
 
 
-def shortest_wait(rules: Sequence[CompiledRule]) -> float:
-    """The shortest wait of these rules, in seconds: 0 where one of them does not wait."""
-    waits_us: list[int] = [rule.config.on_refusal.wait_us if rule.waits else 0 for rule in rules]
-    return min(waits_us) / 1e6
+def shortest_wait_us(rules: Sequence[CompiledRule]) -> int:
+    """The shortest wait of these rules: 0 where one of them does not wait."""
+    return min([rule.config.on_refusal.wait_us if rule.waits else 0 for rule in rules])
 
 
-def join(start: Decision, others: Sequence[Decision], later: list[int]) -> Decision:
-    """The decision of a wait and those of the claims left out of it, in the order of all claims; dated as the wait's. Each part
-    has the time of its charge."""
-    parts, rest = dated(start.decisions, start.start_us), dict(zip(later, others, strict=True))
-    joined = Decisions.join([rest[i] if i in rest else parts.pop(0) for i in range(len(parts) + len(rest))])
+def join(starts: Sequence[Start]) -> Decision:
+    """The decision of all claims, in their order; dated as the last of these. Each part has the time of its charge."""
+    last = starts[-1].decision
+    parts = {i: part for indexes, one in starts for i, part in zip(indexes, dated(one.decisions, one.start_us), strict=True)}
+    if len(parts) == 1:
+        return last
+    joined = Decisions.join([parts[i] for i in sorted(parts)])
     fields = (joined.allowed, joined.limit, joined.remaining, joined.retry_us, joined.reset_us)
-    return Decisions(joined.decisions, *fields, start.wait_us, start.start_us, joined.name, joined.source)
+    return Decisions(joined.decisions, *fields, last.wait_us, last.start_us, joined.name, joined.source)
 
 
 def dated(parts: Sequence[Decision], start_us: int) -> list[Decision]:
