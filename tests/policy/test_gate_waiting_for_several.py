@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from gates import asked, gate, key, request, rule
@@ -69,7 +70,7 @@ def test_a_rule_that_delays_longer_is_waited_for_before_a_pace(text):
     g = gate(rule("pace", text, on_refusal=waiting(10)), rule("window", "fixed window 5/2s", on_refusal=waiting(10)), clock=clock)
     found = starts(g, clock, [(0, "a")] * 25)
     assert None not in found
-    assert min(after - before for before, after in zip(found, found[1:], strict=False)) >= 0.099
+    assert min(after - before for before, after in pairwise(found)) >= 0.099
 
 
 @pytest.mark.parametrize("text", ["token bucket 1/s burst 1", "leaky bucket 1/s capacity 1", "sliding window log 1/s"])

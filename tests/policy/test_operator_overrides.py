@@ -301,6 +301,7 @@ def test_a_long_key_is_hashed_as_requests_hash_theirs():
     """So that its override is found."""
     g = gate()
     g.operator_overrides.put("all", "x" * 300, "blocked")
+    assert g.operator_overrides.all() == [g.operator_overrides.find("all", "x" * 300)]
     assert g.operator_overrides.all()[0].key.startswith("sha256:")
     assert g.operator_overrides.remove("all", "x" * 300)
 

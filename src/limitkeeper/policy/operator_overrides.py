@@ -221,6 +221,7 @@ class OperatorOverrides:
 
     def find(self, rule: str, key: str) -> OperatorOverride | None:
         """The override of exactly this key or pattern."""
+        key = key if ANY in key else hash_long(key)
         return next((one for one in self.all() if (one.rule, one.key) == (rule, key)), None)
 
     def put(
