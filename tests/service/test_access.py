@@ -261,6 +261,16 @@ def test_mistakes_in_the_file_are_found_at_the_start(tmp_path, text, message):
     assert ADMIN not in str(caught.value)
 
 
+def test_a_token_of_the_file_may_have_the_name_of_the_other(policy_file, tmp_path):
+    """`--token` keeps every limit, whatever the tokens of the file are called."""
+    path = tmp_path / "tokens.toml"
+    path.write_text(f'[[token]]\nname = "token"\ntoken = "{SHOP}"\nscopes = ["check"]\nlimits = ["plenty"]\n')
+    with Running("--tokens", str(path), policy=policy_file, environment={"LIMITKEEPER_TOKEN": ADMIN}) as service:
+        assert send(service, ADMIN, "POST", "/v1/check", limit="checkout", key="a").status_code == 200
+        assert service.hit("checkout", "a")[0] == 1
+        assert send(service, SHOP, "POST", "/v1/check", limit="checkout", key="a").status_code == 403
+
+
 def test_a_token_file_is_enough_beyond_loopback(tmp_path):
     """And `--token` counts beside it, with every scope."""
     path = tmp_path / "tokens.toml"

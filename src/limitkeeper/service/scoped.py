@@ -75,7 +75,7 @@ class ScopedRouter(Router):
     def __init__(self, app: Application, access: Access) -> None:
         super().__init__(app)
         self._access = access
-        self._routers = {token.name: Router(ScopedApplication(app, token)) for token in access.tokens}
+        self._routers = {token: Router(ScopedApplication(app, token)) for token in access.tokens}
         for router in self._routers.values():
             router.any_host = True
 
@@ -91,7 +91,7 @@ class ScopedRouter(Router):
         scope = OPERATE if path == b"/v1/reset" else INSPECT if path.startswith(b"/v1/limits") else CHECK
         if scope not in token.scopes:
             return error_response(403, FORBIDDEN, f"the token {token.name!r} lacks the scope {scope!r}")
-        return self._routers[token.name].respond(request)
+        return self._routers[token].respond(request)
 
 
 class ScopedCommands(Commands):
@@ -100,7 +100,7 @@ class ScopedCommands(Commands):
     def __init__(self, app: Application, access: Access) -> None:
         super().__init__(app, "scoped")
         self._access = access
-        self._commands = {token.name: TokenCommands(ScopedApplication(app, token), token, self) for token in access.tokens}
+        self._commands = {token: TokenCommands(ScopedApplication(app, token), token, self) for token in access.tokens}
 
     def restricted(self) -> list[Commands]:
         return list(self._commands.values())
@@ -109,7 +109,7 @@ class ScopedCommands(Commands):
         token = self._access.find(arguments[-1]) if len(arguments) in (2, 3) else None
         if token is None:
             return b"-WRONGPASS invalid username-password pair or user is disabled.\r\n"
-        connection.commands, connection.admin = self._commands[token.name], False
+        connection.commands, connection.admin = self._commands[token], False
         connection.authenticate()
         return OK
 
