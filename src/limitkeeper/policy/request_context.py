@@ -119,6 +119,11 @@ class RequestContext:
         """The verified client certificate: {"subject": "CN=billing", "san": ["spiffe://…"]}; None: there is none."""
         return None
 
+    def passes_on(self, error: Exception) -> bool:
+        """Whether an exception of a function of the application is not logged but raised: the framework then evaluates the
+        request again in another place. Nothing has been charged by then."""
+        return False
+
 
 class WrittenRequest(RequestContext):
     """A request context from given values: for `limitkeeper policy explain`, tests and batch jobs."""

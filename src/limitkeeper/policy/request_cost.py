@@ -34,6 +34,8 @@ def callback_cost(cost: Cost, call: Callable[[Any], int], context: RequestContex
     try:
         units = call(context)
     except Exception as error:
+        if context.passes_on(error):
+            raise
         text, found, raised = "%s raised %s: the request costs %d", type(error).__name__, error
     else:
         if isinstance(units, int) and not isinstance(units, bool):

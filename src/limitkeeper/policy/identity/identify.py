@@ -169,6 +169,8 @@ class Called:
         try:
             value = self.call(request)
         except Exception as error:
+            if request.passes_on(error):
+                raise
             name = callback_name(self.call)
             self.errors.report("%s raised %s: the identity is absent", name, type(error).__name__, raised=error)
             return self.default

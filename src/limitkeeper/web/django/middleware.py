@@ -12,22 +12,31 @@ from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
 from io import SEEK_END
+from typing import ParamSpec, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
 from django.conf.urls.i18n import is_language_prefix_patterns_used
-from django.core.exceptions import BadRequest, MiddlewareNotUsed, PermissionDenied, RequestDataTooBig, SuspiciousOperation
+from django.core.exceptions import (
+    BadRequest,
+    MiddlewareNotUsed,
+    PermissionDenied,
+    RequestDataTooBig,
+    SuspiciousOperation,
+    SynchronousOnlyOperation,
+)
 from django.http import Http404, HttpRequest, HttpResponse, RawPostDataException, UnreadablePostError
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
 from django.utils.translation import get_language, get_language_from_path, get_language_from_request, override
 
 from ...errors import ConfigurationError
+from ...policy.compiled_policy import key_of
 from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
 from ...policy.identity.body import MAX_BODY
 from ...policy.request_context import NOTHING, method_of
-from ..handler_limit import EXEMPT, Handler, HandlerLimit, combined_fields, has_own_limit
+from ..handler_limit import EXEMPT, Handler, combined_fields, has_own_limit
 from ..headers import body, merge
 from ..response_settlement import (
     GONE,
@@ -42,6 +51,9 @@ from ..response_settlement import (
 )
 from ..wsgi import WsgiRequestContext, has_disconnected, mount_is_sent
 from .settings import site_gates
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: The statuses of exceptions that Django handles. A client that disconnects while it sends its body gets no response.
 STATUSES: tuple[tuple[type[BaseException], int], ...] = (
@@ -68,29 +80,34 @@ class RateLimitMiddleware:
         if self.gate is None and self.gates.default is None:
             raise MiddlewareNotUsed('LIMITKEEPER names no policy and no default: {"POLICY": "limitkeeper.yaml"}')
         self._views_loaded = False
-        self._respond = respond
-        if iscoroutinefunction(get_response):
+        self._is_async = iscoroutinefunction(get_response)
+        if self._is_async:
             markcoroutinefunction(self)
-            self._respond = arespond
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self.is_exempt(request):
             request.limitkeeper = None
             return self.get_response(request)
-        respond = self.get_response
-        default = None if self.gates.default is None else self.default_gate(self.gates.default, request)
-        if default is not None:
-            respond = partial(self._respond, default, respond)
-        return respond(request) if self.gate is None else self._respond(self.gate, respond, request)
+        if self._is_async:
+            return self.arespond(request)
+        default = self.default_gate(request)
+        view = self.get_response if default is None else partial(respond, default, self.get_response)
+        return view(request) if self.gate is None else respond(self.gate, view, request)
+
+    async def arespond(self, request: HttpRequest) -> HttpResponseBase:
+        default = await in_loop_or_thread(self.default_gate, request)
+        view = self.get_response if default is None else partial(arespond, default, self.get_response)
+        return await (view(request) if self.gate is None else arespond(self.gate, view, request))
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> None:
         """Notes that the client disconnected while it sent its body; Django answers that with a 500."""
         request._limitkeeper_gone = isinstance(exception, UnreadablePostError)
 
-    def default_gate(self, limit: HandlerLimit, request: HttpRequest) -> Gate | None:
-        """The gate of the default limit; None: no view is found, or it has a limit of its own."""
-        found = find_view(request)
-        if found is None or has_own_limit(found.func):
+    def default_gate(self, request: HttpRequest) -> Gate | None:
+        """The gate of the default limit; None: there is none, no view is found, or it has a limit of its own."""
+        limit = self.gates.default
+        found = None if limit is None else find_view(request)
+        if limit is None or found is None or has_own_limit(found.func):
             return None
         return self.gates.gate_for(limit, limit.name_at(location_of(request, found)), request)
 
@@ -165,6 +182,44 @@ class DjangoRequestContext(WsgiRequestContext):
         return found
 
 
+class AsyncRequestContext(DjangoRequestContext):
+    """The context of a request in an event loop, where Django lets no function of the application load `request.user` from the
+    database: it raises SynchronousOnlyOperation."""
+
+    __slots__ = ("in_loop",)
+
+    def __init__(self, request: HttpRequest) -> None:
+        super().__init__(request)
+        self.in_loop = True
+
+    def passes_on(self, error: Exception) -> bool:
+        return self.in_loop and isinstance(error, SynchronousOnlyOperation)
+
+
+async def in_loop_or_thread(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """Calls what may call functions of the application: here, or in a thread where one of them may not run in an event loop."""
+    try:
+        return function(*args, **named)
+    except SynchronousOnlyOperation:
+        return await sync_to_async(function)(*args, **named)
+
+
+def ask_nowait(gate: Gate, context: DjangoRequestContext) -> Evaluation | None:
+    """As the gate's; identities of attempts, which it computes last, are computed before anything is charged."""
+    if gate.policy.retry_amplification is not None:
+        gate.compiled.match(context)
+        key_of(gate.compiled.identities, context, gate.policy.retry_amplification.key)
+    return gate.ask_nowait(context)
+
+
+async def evaluate(gate: Gate, request: HttpRequest) -> Evaluation:
+    """Evaluates a request without blocking."""
+    context = AsyncRequestContext(request)
+    evaluation = await in_loop_or_thread(ask_nowait, gate, context)
+    context.in_loop = False  # the identities are known, and loaded objects kept by the request
+    return await gate.aask(context) if evaluation is None else evaluation
+
+
 def respond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **named: object) -> HttpResponseBase:
     """Evaluates the request, calls the view or refuses, and settles. Where a degrade handler returns None, the view answers."""
     evaluation = record(request, gate.ask(DjangoRequestContext(request)))
@@ -194,9 +249,7 @@ def respond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **na
 
 async def arespond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **named: object) -> HttpResponseBase:
     """The same without blocking."""
-    context = DjangoRequestContext(request)
-    evaluation = gate.ask_nowait(context)
-    evaluation = record(request, await gate.aask(context) if evaluation is None else evaluation)
+    evaluation = record(request, await evaluate(gate, request))
     if not evaluation.allowed:
         handler = evaluation.degrade
         if handler is None:

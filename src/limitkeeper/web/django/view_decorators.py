@@ -33,7 +33,7 @@ from ..handler_limit import (
     rule_name,
     shares_name,
 )
-from .middleware import EXEMPTED, arespond, location_of, respond
+from .middleware import EXEMPTED, arespond, in_loop_or_thread, location_of, respond
 from .settings import site_gates
 
 V = TypeVar("V", bound=Handler)
@@ -90,7 +90,7 @@ def limit_sync(view: Handler, limit: HandlerLimit) -> Handler:
 def limit_async(view: Handler, limit: HandlerLimit) -> Handler:
     @wraps(view)
     async def limited(request: HttpRequest, *args: object, **named: object) -> HttpResponseBase:
-        return await arespond(gate_for(limit, request), view, request, *args, **named)
+        return await arespond(await in_loop_or_thread(gate_for, limit, request), view, request, *args, **named)
 
     return limited
 
