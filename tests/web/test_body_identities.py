@@ -275,3 +275,25 @@ def test_an_unannounced_body_to_flask(store):
         return statuses[0]
 
     assert [post() for _ in range(2)] == ["200", "429"]
+
+
+def test_zeros_before_a_length(store):
+    """A large body is not read where zeros precede its length, and shares the key of what is not read."""
+    app, reads = wsgi_app(store), []
+
+    class Input(BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            reads.append(size)
+            return super().read(size)
+
+    def post(email: str, padding: int, zeros: int) -> str:
+        statuses: list[str] = []
+        body = json.dumps({"email": email, "padding": "x" * padding}).encode()
+        environ = environ_of("POST", "/", **{"wsgi.input": Input(body), "CONTENT_TYPE": JSON})
+        environ["CONTENT_LENGTH"] = "0" * zeros + str(len(body))
+        app(environ, lambda status, headers, exc_info=None: statuses.append(status[:3]))
+        return statuses[0]
+
+    assert [post(email, MAX_BODY, 22) for email in ("ann", "ben")] == ["200", "429"]
+    assert len(reads) == 1  # the application's
+    assert [post("ann", 0, zeros) for zeros in (0, 22)] == ["200", "429"]

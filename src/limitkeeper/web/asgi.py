@@ -22,7 +22,7 @@ from typing import Any
 
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate, gate_of
-from ..policy.identity.body import BODY, MAX_BODY, BodyNeeded, check_size
+from ..policy.identity.body import BODY, MAX_BODY, BodyNeeded, announced_size, check_size
 from ..policy.model import Policy
 from ..policy.path_matcher import MESSAGE
 from ..stores import Store
@@ -183,7 +183,7 @@ async def read_body(scope: Scope, receive: Receive) -> Receive:
     `receive` of the application, which has it again."""
     scope[BODY] = None
     length = AsgiRequestContext(scope).header("content-length") or ""
-    if length.isdecimal() and int(length[:20]) > MAX_BODY:
+    if length.isdecimal() and announced_size(length) > MAX_BODY:
         return receive
     found = bytearray()
     message: Message = {"type": "http.request", "more_body": True}

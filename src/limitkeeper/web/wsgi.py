@@ -36,7 +36,7 @@ else:
     from .headers import append_fields, fields
 
 from ..policy.gate import Gate, gate_of
-from ..policy.identity.body import BODY, MAX_BODY
+from ..policy.identity.body import BODY, MAX_BODY, announced_size
 from ..policy.model import Policy
 from ..policy.request_context import NOTHING, USUAL, method_of, names_other_charset, query_values
 from ..stores import Store
@@ -142,9 +142,10 @@ def read_input(environ: dict[str, Any]) -> bytes | None:
         if not length.isdecimal():
             chunked = environ.get("wsgi.input_terminated") or "HTTP_TRANSFER_ENCODING" in environ
             return None if chunked else b""
-        if int(length[:20]) > MAX_BODY:
+        size = announced_size(length)
+        if size > MAX_BODY:
             return None
-        environ[BODY] = environ["wsgi.input"].read(int(length))
+        environ[BODY] = environ["wsgi.input"].read(size)
         environ["wsgi.input"] = BytesIO(environ[BODY])
     found: bytes = environ[BODY]
     return found

@@ -65,6 +65,11 @@ class BodyField(NamedIdentity):
         return trimmed(value, self.default) if value is None or isinstance(value, str) else UNREADABLE
 
 
+def announced_size(length: str) -> int:
+    """The bytes that a Content-Length in digits announces, at most MAX_BODY + 1; servers accept any number of zeros before it."""
+    return min(int(length.lstrip("0")[:20] or 0), MAX_BODY + 1)
+
+
 def check_size(body: bytes) -> bytes | None:
     """A body as `RequestContext.body` returns it: None where it is too large."""
     return body if len(body) <= MAX_BODY else None

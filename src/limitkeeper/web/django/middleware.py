@@ -34,7 +34,7 @@ from ...errors import ConfigurationError
 from ...policy.compiled_policy import key_of
 from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
-from ...policy.identity.body import MAX_BODY
+from ...policy.identity.body import MAX_BODY, announced_size
 from ...policy.request_context import NOTHING, method_of
 from ..handler_limit import EXEMPT, Handler, combined_fields, has_own_limit
 from ..headers import body, merge
@@ -176,7 +176,7 @@ class DjangoRequestContext(WsgiRequestContext):
         if not length.isdecimal():
             return b"" if "wsgi.input" in self.environ else None
         try:
-            found: bytes | None = self.raw.body if int(length[:20]) <= MAX_BODY else None
+            found: bytes | None = self.raw.body if announced_size(length) <= MAX_BODY else None
         except (RawPostDataException, RequestDataTooBig, UnreadablePostError):
             return None
         return found
