@@ -127,7 +127,7 @@ class SemanticChecks:
                 node = self.assembly.fields.at(section).child("key")
                 self.check_defined(key_names(config.key), node)
                 bodies = [name for name in key_names(config.key) if isinstance(self.identities.by_name.get(name), BodyField)]
-                if bodies and section == "retry_amplification":
+                if bodies:
                     message = f"{bodies[0]!r} is read from the body, which not every request is read for"
                     self.context.error(find_position(node, bodies[0]), message, "write another identity", bodies[0])
                 if not config.key:
