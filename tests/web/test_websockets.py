@@ -103,6 +103,29 @@ def test_messages_are_counted_where_a_rule_names_them(gate_of):
     assert log == ["1013 Slow down."]
 
 
+@pytest.mark.parametrize("hello", [{"text": "ä" * 1000}, {"bytes": b"x" * 2000}])
+def test_messages_are_charged_their_size(gate_of, hello):
+    """A cost by size charges each message its own bytes."""
+    text = MESSAGES.replace("3/h", "4/h").replace("message:", "cost: {response: 1kB}, message:")
+    heard: list[str] = []
+
+    async def listener(scope: Any, receive: Any, send: Any) -> None:
+        while "websocket.disconnect" not in heard:
+            heard.append((await receive())["type"])
+
+    came = [{"type": "websocket.connect"}, *[{"type": "websocket.receive", **hello}] * 4]
+
+    async def receive() -> Any:
+        return came.pop(0)
+
+    async def send(message: Any) -> None:
+        pass
+
+    scope = {"type": "websocket", "path": "/chat", "headers": [], "query_string": b"", "client": ("192.0.2.1", 1)}
+    asyncio.run(RateLimitMiddleware(listener, policy=gate_of(text))(scope, receive, send))
+    assert heard == ["websocket.connect", *["websocket.receive"] * 2, "websocket.disconnect"]
+
+
 def test_nothing_is_said_after_the_end(gate_of):
     """Once a connection was closed by the limit, the app's words are dropped and it is told of the end however often it asks."""
     went: list[Any] = []

@@ -28,7 +28,7 @@ from ..policy.path_matcher import MESSAGE
 from ..stores import Store
 from .headers import ASGIApp, AsgiRequestContext, HeaderSend, Message, Receive, Scope, Send, add_fields, admit, fields, has_origin
 from .refusal_body import body
-from .response_settlement import FAILED, GONE, UNKNOWN, Settlement, is_cancelled, outcome_after, outcome_of
+from .response_settlement import FAILED, GONE, UNKNOWN, Settlement, byte_length, is_cancelled, outcome_after, outcome_of
 
 #: The close code "Try Again Later" of RFC 6455's registry, and the most bytes of a close frame's reason.
 TRY_AGAIN_LATER, MAX_REASON = 1013, 123
@@ -379,6 +379,12 @@ def close_reason(evaluation: Evaluation) -> str:
     return evaluation.refusal.message.encode()[:MAX_REASON].decode(errors="ignore")
 
 
+def message_size(message: Message) -> int:
+    """The bytes of a message that was sent or received."""
+    text: str | None = message.get("text")
+    return byte_length(message.get("bytes") or b"" if text is None else text)
+
+
 class SettlingWebSocket:
     """`send` and `receive` of one websocket that report the outcome of its handshake, and the bytes sent, to a Settlement.
 
@@ -416,9 +422,7 @@ class SettlingWebSocket:
         if self.closed:
             return
         if kind == "websocket.send":
-            text = message.get("text")
-            data = message.get("bytes") or b"" if text is None else text.encode("utf-8", "replace")
-            self.settlement.size += len(data)
+            self.settlement.size += message_size(message)
         elif kind in ("websocket.accept", "websocket.http.response.start") and not self.settlement.counted:
             self.settlement.respond(outcome_after(self.disconnected, message.get("status", ACCEPTED)))
             evaluations = self.settlement.evaluations
@@ -453,7 +457,7 @@ class LimitedWebSocket(SettlingWebSocket):
             evaluation = self.gate.ask_nowait(context)
             if evaluation is None:
                 evaluation = await self.gate.aask(context)
-            await evaluation.asettle(200)
+            await evaluation.asettle(200, message_size(message))
         except BaseException:  # the app stopped waiting: its next `receive` returns this message first
             self._undelivered.appendleft(message)
             raise
