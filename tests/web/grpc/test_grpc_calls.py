@@ -59,6 +59,7 @@ def test_calls_pass_and_are_told_what_is_left(serve, clock):
     assert response == "paid 7"
     received = dict(call.initial_metadata())
     assert received["ratelimit-policy"] == '"api";q=10;w=2'
+    assert "vary" not in received  # of HTTP caches
     assert received["ratelimit"] == '"api";r=9;t=2'
     assert (received["x-ratelimit-limit"], received["x-ratelimit-remaining"]) == ("10", "9")
     assert "retry-after" not in received

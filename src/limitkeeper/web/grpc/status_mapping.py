@@ -65,7 +65,11 @@ def http_status(code: grpc.StatusCode) -> int:
 def evaluation_metadata(evaluation: Evaluation) -> Metadata:
     """The RateLimit fields as metadata, without those that only HTTP has."""
     return tuple(
-        [(name.decode(), value.decode()) for name, value in fields(evaluation) if not name.startswith((b"access", b"cache"))]
+        [
+            (name.decode(), value.decode())
+            for name, value in fields(evaluation)
+            if not name.startswith((b"access", b"cache", b"vary"))
+        ]
     )
 
 
