@@ -10,6 +10,7 @@ LIMITKEEPER = {"POLICY": "limitkeeper.yaml", "HANDLERS": {"cached": "mysite.limi
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from inspect import isawaitable
 from typing import Any, cast
 
@@ -69,27 +70,42 @@ def django_deferred(deferred: DeferredRequests) -> Callable[..., HttpResponse]:
 
 
 def call_view(request: HttpRequest, view: Callable[[], Any], most: int) -> Response:
-    """The response of the rest of the site, in a thread of the shaper."""
-
-    async def wait(answered: Awaitable[HttpResponseBase]) -> HttpResponseBase:
-        return await answered
-
-    server_values(request)[DEFERRED] = True
-    found = view()
-    response = cast(HttpResponse, async_to_sync(wait)(found) if isawaitable(found) else found)
+    """The response of the rest of the site, in a thread of the shaper. It is closed there, which ends a request for Django: files
+    and connections to the database are closed too."""
     content = bytearray()
-    for chunk in response.streaming_content if response.streaming else [response.content]:
-        content += chunk
+
+    def add(chunk: bytes) -> None:
+        content.extend(chunk)
         if len(content) > most:
             raise TooLarge
-    return response.status_code, list(response.items()), bytes(content)
+
+    async def wait(found: Any) -> Any:
+        """Awaits a response, and reads a stream of an async view in the same event loop."""
+        response = await found if isawaitable(found) else found
+        ending.callback(response.close)
+        if getattr(response, "is_async", False):
+            async for chunk in response.streaming_content:
+                add(chunk)
+        return response
+
+    server_values(request)[DEFERRED] = True
+    with ExitStack() as ending:
+        response = async_to_sync(wait)(view())
+        if not getattr(response, "is_async", False):
+            for chunk in response.streaming_content if response.streaming else [response.content]:
+                add(chunk)
+    cookies = [("Set-Cookie", cookie.OutputString()) for cookie in response.cookies.values()]
+    return response.status_code, [*response.items(), *cookies], bytes(content)
 
 
 def as_django(response: Response, request: HttpRequest) -> HttpResponse:
     status, lines, content = response
     made = HttpResponse(b"" if request.method == "HEAD" else content, status=status)
     for name, value in lines:
-        made.headers[name] = value
+        if name == "Set-Cookie":
+            made.cookies.load(value)
+        else:
+            made.headers[name] = value
     return made
 
 
