@@ -158,7 +158,7 @@ class WaitingRequests:
         evaluation.wait_us = max(0, self._clock.now_us() - began_us)
         for rule in rules if decision.allowed else ():
             rule.waited += 1
-        return decision  # type: ignore[no-any-return]
+        return decision
 
     def _reserve(self, gate: Evaluator, evaluation: Evaluation, refused: Decision, began_us: int) -> Plan[Decision]:
         """Waits for the rule that delays the request most, then for those that refuse it by then. Where one of them delays it
