@@ -119,6 +119,31 @@ def test_one_loop_after_the_other_is_served():
     assert asyncio.run(some())
 
 
+def test_nobody_waits_for_a_batch_of_an_event_loop_that_has_stopped():
+    """The tasks of one loop are answered, and the store is closed, while a fetch of another loop, which does not run, is open."""
+    store = LeasedStore(FarStore(), lease=10, life="600s")
+    limiter = AsyncLimiter(PLENTY, store=store)
+    (named,), loop = limiter.named, asyncio.new_event_loop()
+
+    async def fetching() -> None:
+        """Until the background fetches the next batch."""
+        while (lease := store.cache.find(named, "a")) is None or lease.fetching() is None:
+            if lease is None or not lease.queued:
+                await limiter.hit("a")
+            await asyncio.sleep(0)
+
+    async def others() -> None:
+        async with asyncio.timeout(60):
+            for _ in range(30):
+                assert await limiter.hit("a")
+            await store.aclose()
+
+    loop.run_until_complete(fetching())
+    asyncio.run(others())
+    loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(loop)))
+    loop.close()
+
+
 def test_many_tasks_that_come_at_once_share_one_batch():
     """Tasks that find nothing in hand wait for the batch that is on its way instead of asking as well."""
 

@@ -43,8 +43,8 @@ class PendingFetch(Pending):
         self._loop = running_loop()
 
     def can_be_awaited(self) -> bool:
-        """Whether the caller may wait: a thread must not wait for an event loop, which may be its own."""
-        return self._loop is None or running_loop() is not None
+        """Whether the caller may wait: for a thread, or for its own event loop. Another one may have stopped, or wait for it."""
+        return self._loop is None or self._loop is running_loop()
 
 
 class Want(NamedTuple):
