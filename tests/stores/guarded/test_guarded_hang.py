@@ -421,6 +421,33 @@ def test_when_a_loop_ends_the_next_caller_starts_a_new_prober(store, eventually)
     guard.close()
 
 
+@pytest.mark.parametrize("when", ["between probes", "during a probe"])
+def test_while_a_loop_does_not_run_another_caller_starts_a_new_prober(store, eventually, when):
+    """A guard that opened in an event loop which is stopped and not closed recovers for the callers of other threads."""
+    behind = HangingTasks(store)
+    behind.hangs = False
+    backoff = 600 if when == "between probes" else "1ms"
+    guard = GuardedStore(behind, budget=600, failures=1, backoff=backoff, max_backoff=backoff, ramp="10ms")
+    behind.failing.add("decide")
+    loop = asyncio.new_event_loop()
+    assert guard.answered_here(loop.run_until_complete(AsyncLimiter("1000/s", store=guard).hit("a")))
+    behind.failing.clear()
+    if when == "during a probe":
+        behind.hangs = True
+        loop.run_until_complete(soon(lambda: guard._health.breaker.probing))
+        behind.hangs = False
+    else:
+        guard._health.breaker.probe_at_us = 0
+    limiter = Limiter("1000/s", store=guard)
+    eventually(lambda: limiter.hit("a") and guard.state == "closed")
+    guard.close()
+    behind.gate.set()
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(loop), return_exceptions=True))
+    loop.close()
+
+
 def test_a_guard_survives_a_fork(python):
     """A child process has no prober of its parent: it probes by itself, with a random generator of its own."""
     done = python(

@@ -62,7 +62,7 @@ class StoreHealth:
         if self.breaker.state is OPEN:
             self.rejected += 1  # no call and no jump back inside: threads do not lose a count here
             prober = self.prober
-            if self._background and (prober is None or prober.ended or (not self.rejected & 255 and not prober.alive)):
+            if self._background and (prober is None or prober.ended or (not self.rejected & 15 and not prober.alive)):
                 self._start_prober()
             return False
         now_us = self.clock.now_us()
@@ -141,6 +141,7 @@ class StoreHealth:
         """Starts a prober, unless one is alive."""
         with self.lock:
             if self.prober is None or not self.prober.alive:
+                self.breaker.probing = False  # of a prober whose event loop has stopped during a probe
                 self.prober = Prober(self)
                 self.prober.start(running_loop())
 
@@ -181,7 +182,8 @@ class Prober:
     """Background probe of a failed store: a daemon thread, or a task where an event loop runs. At most one at a time.
 
     It sleeps until a probe is due, probes, and ends when the breaker is closed, when its guard is closed or garbage-collected,
-    or when its event loop ends; then the next caller that finds the breaker open starts a new one.
+    or when its event loop ends; then, or when its loop does not run, one of the next callers that find the breaker open starts a
+    new one.
     """
 
     def __init__(self, health: StoreHealth) -> None:
@@ -203,9 +205,9 @@ class Prober:
 
     @property
     def alive(self) -> bool:
-        """Slower and more exact than `ended`: an event loop may have been closed around the task."""
+        """Slower and more exact than `ended`: the event loop of the task may have been closed or stopped around it."""
         if self.task is not None:
-            return not self.task.done() and not self.task.get_loop().is_closed()
+            return not self.task.done() and self.task.get_loop().is_running()
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
