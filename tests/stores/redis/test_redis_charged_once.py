@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from limitkeeper import AsyncLimiter, Limiter, RedisStore, TokenBucket
+from limitkeeper import AsyncLimiter, Limiter, RedisStore, StoreUnavailable, TokenBucket
 from servers.valkey import Valkey
 
 HUNDRED = TokenBucket("1/h", burst=100)
@@ -106,3 +106,50 @@ def test_a_reservation_of_skipped_limits_gives_back_nothing(valkey: Valkey) -> N
             assert await reservation.cancel()
 
     asyncio.run(main())
+
+
+def beyond_64_bits(reply: bytes) -> bytes:
+    return reply[:8] + b"\xff\xff\xff\xff\xff\xff\xff\x7f" * (len(reply) // 8 - 1) + reply[len(reply) // 8 * 8 :]
+
+
+@pytest.mark.parametrize("garbled", [lambda reply: reply[:-1], beyond_64_bits], ids=["cut off", "too large"])
+def test_a_reply_that_makes_no_sense_is_an_error_and_the_call_is_not_sent_again(valkey: Valkey, garbled: Any) -> None:
+    """A script that was executed is charged once, whatever its reply looks like; sync and async callers get a StoreError."""
+    with RedisStore(valkey.url, prefix=f"garbled {next(_fresh)}", timeout="60s") as store:
+        limiter = Limiter({"a": HUNDRED, "b": HUNDRED}, store=store)
+        assert limiter.hit("k")
+        call = store.pool.call
+        store.pool.call = lambda *args: garbled(call(*args))  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailable, match="unexpected reply"):
+            limiter.hit("k")
+        store.pool.call = call  # type: ignore[method-assign]
+        assert limiter.peek("k").remaining == 98
+
+        async def main() -> None:
+            tasks, pack_batch = AsyncLimiter(limiter.limits, store=store, name=limiter.name), store.route.pack_batch
+            await tasks.hit("another")
+
+            def garbling(*args: Any) -> Any:
+                data, count, decode = pack_batch(*args)
+                return data, count, lambda replies: decode([garbled(replies[0])])
+
+            store.route.pack_batch = garbling  # type: ignore[method-assign]
+            async with asyncio.timeout(30):
+                with pytest.raises(StoreUnavailable, match="unexpected reply"):
+                    await tasks.hit("k")
+                store.route.pack_batch = pack_batch  # type: ignore[method-assign]
+                assert (await tasks.peek("k")).remaining == 97
+            await store.aclose()
+
+        asyncio.run(main())
+
+
+def test_a_connection_on_which_more_than_the_reply_has_arrived_is_closed(valkey: Valkey) -> None:
+    """What a server sends in addition is not taken for the reply of the next call."""
+    with RedisStore(valkey.url, prefix=f"more {next(_fresh)}", timeout="60s") as store:
+        limiter = Limiter(HUNDRED, store=store)
+        assert limiter.hit("k")
+        (connection,) = store.pool.idle(store.route.direct, store.route.login)  # type: ignore[arg-type]
+        receive = connection._recv
+        connection._recv = lambda size: 2 * receive(size)
+        assert [limiter.hit("k").remaining for _ in range(3)] == [98, 97, 96]

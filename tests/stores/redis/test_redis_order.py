@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
-from limitkeeper import AsyncLimiter, TokenBucket
+from limitkeeper import AsyncLimiter, Decision, StoreUnavailable, TokenBucket
+from limitkeeper.algorithms.claim import Claim
 from limitkeeper.stores.redis import RedisStore
+from limitkeeper.stores.redis.script_request import DecideOptions, encode_decide
 from servers.valkey import Valkey
 
 
@@ -36,3 +38,53 @@ def test_after_a_script_flush_nobody_is_overtaken(valkey: Valkey, flushes: int) 
     starts = asyncio.run(main())
     assert starts == sorted(starts)
     assert len(set(starts)) == 400
+
+
+def test_an_earlier_batch_that_fails_later_is_repeated_first(valkey: Valkey) -> None:
+    """A batch that comes to be repeated while a later one waits for its turn (of another server) is answered too."""
+
+    async def main() -> list[int]:
+        async with RedisStore(valkey.url, prefix="earlier", timeout="60s") as store:
+            limiter = AsyncLimiter(TokenBucket("1/min burst 10"), store=store)
+            await limiter.hit("k")
+            batcher, (named,) = store.batchers.current(), limiter.named
+            requests = [encode_decide(store.names, [Claim(named, "k", 1)], DecideOptions()) for _ in range(2)]
+            for request in requests:
+                request.future = batcher.loop.create_future()
+            batcher._unanswered = 1
+            batcher._all_answered.clear()
+            for number in (1, 0):
+                batcher._repeat(number, [requests[number]], batcher.deadline())
+                await asyncio.sleep(0)
+            batcher._unanswered = 0
+            batcher._all_answered.set()
+            async with asyncio.timeout(30):
+                await asyncio.gather(*[request.future for request in requests])
+            return [request.answer.remaining for request in requests]
+
+    assert asyncio.run(main()) == [8, 7]
+
+
+def test_a_batch_that_ends_with_an_error_leaves_nobody_waiting(valkey: Valkey) -> None:
+    """When a batch ends with an error that is not of the store, the callers behind it and later ones are answered."""
+
+    async def main() -> None:
+        async with RedisStore(valkey.url, prefix="error", timeout="60s") as store:
+            limiter = AsyncLimiter(TokenBucket("1/min burst 1000"), store=store)
+            await limiter.hit("k")
+            with valkey.client() as client:
+                client.script_flush()
+            execute = store.route.execute
+
+            def fails(*requests: object) -> object:
+                store.route.execute = execute  # type: ignore[method-assign]
+                raise RuntimeError("an error of this library")
+
+            store.route.execute = fails  # type: ignore[method-assign,assignment]
+            async with asyncio.timeout(30):
+                found = await asyncio.gather(*[limiter.hit("k") for _ in range(100)], return_exceptions=True)
+                assert {type(one) for one in found} <= {Decision, StoreUnavailable}
+                assert StoreUnavailable in map(type, found)
+                assert await limiter.hit("k")
+
+    asyncio.run(main())

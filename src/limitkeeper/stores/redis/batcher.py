@@ -50,6 +50,7 @@ class Batcher:
         self._sent = 0  # batches sent so far
         self._unanswered = 0
         self._to_repeat: list[tuple[int, Requests, float]] = []  # number, requests and deadline of batches, as a heap
+        self._repeating = False
         self._all_answered = asyncio.Event()
         self._shared: dict[Hashable, asyncio.Task[float]] = {}
         self._registering: dict[Hashable, int] = {}  # how many tasks wait for a registration
@@ -148,7 +149,7 @@ class Batcher:
                 self._start(self._confirm(deadline))
             if endpoint is None:
                 self._start(self._run_plan(requests, deadline))
-            elif self._to_repeat:
+            elif self._repeating:
                 self._repeat(self._sent, requests, deadline)
             else:
                 self._execute(endpoint, requests, deadline)
@@ -168,7 +169,14 @@ class Batcher:
             if not self._unanswered:
                 self._all_answered.set()
             if isinstance(outcome, list):
-                if decode(outcome):
+                try:
+                    answered = decode(outcome)
+                except StoreError as error:
+                    return _resolve(requests, error)
+                except BaseException as error:  # no caller may be left waiting
+                    _resolve(requests, as_store_error(error, endpoint))
+                    raise
+                if answered:
                     return _resolve(requests, None)
             else:
                 self.store.route.on_unreachable(endpoint)
@@ -181,21 +189,27 @@ class Batcher:
 
     def _repeat(self, number: int, requests: Requests, deadline: float) -> None:
         """Has the pending requests of a batch executed by the plan of the topology, in the order of the batches."""
-        if not self._to_repeat:
-            self._start(self._repeat_all())
         heappush(self._to_repeat, (number, requests, deadline))
+        if not self._repeating:
+            self._repeating = True
+            self._start(self._repeat_all())
 
     async def _repeat_all(self) -> None:
-        while self._to_repeat:
-            _, requests, deadline = self._to_repeat[0]
-            try:
+        try:
+            while self._to_repeat:
                 if self._unanswered:
                     with suppress(TimeoutError):  # the plan then fails at once
-                        async with asyncio.timeout_at(deadline):
+                        async with asyncio.timeout_at(self._to_repeat[0][2]):
                             await self._all_answered.wait()
+                _, requests, deadline = heappop(self._to_repeat)  # now: an earlier batch may have come meanwhile
                 await self._run_plan(requests, deadline)
-            finally:
-                heappop(self._to_repeat)
+        except BaseException as error:
+            for _, requests, _ in self._to_repeat:
+                _resolve(requests, as_store_error(error, self.store.route.address))
+            self._to_repeat.clear()
+            raise
+        finally:
+            self._repeating = False
 
     def _start(self, work: Coroutine[object, object, None]) -> None:
         task = self.loop.create_task(work)
@@ -216,7 +230,7 @@ class Batcher:
         except (StoreError, ConfigurationError) as error:
             _resolve(pending, error)
         except BaseException as error:
-            _resolve(requests, StoreUnavailable(f"{self.store.route.address}: {error!r}"))
+            _resolve(requests, as_store_error(error, self.store.route.address))
             raise
         _resolve(requests, None)
 
@@ -228,6 +242,11 @@ class Batcher:
         else:
             for request in requests:
                 _resolve([request], request.error)
+
+
+def as_store_error(error: BaseException, source: object) -> StoreUnavailable:
+    """What the callers of a batch get when it ends with another error than one of the store."""
+    return StoreUnavailable(f"{source}: {error!r}")
 
 
 def _resolve(requests: Requests, error: BaseException | None) -> None:

@@ -301,8 +301,12 @@ class Route:
             return AGAIN
         one.error = None
         if isinstance(one, ScriptCall):
-            if not decode_call(one.requests, one.reply):
-                one.error = StoreUnavailable(f"{one.endpoint} gave an unexpected reply: {one.reply!r}")
+            try:
+                decoded = decode_call(one.requests, one.reply)
+            except StoreUnavailable:
+                decoded = False
+            if not decoded:
+                one.error = StoreUnavailable(f"{one.endpoint} gave an unexpected reply: {str(one.reply)[:200]}")
             elif one.command[0] == "EVAL":
                 self.on_loaded(one.endpoint, one.script.sha)
         return DONE

@@ -19,7 +19,7 @@ from ...algorithms.all_of import join_replies
 from ...algorithms.claim import Claim, NamedLimit
 from ...algorithms.constants import WAS_RESET
 from ...decision import Decision
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, StoreUnavailable
 from ..contract import Booking
 from .key_names import MAX_KEY, RESERVED, KeyNames, join_parts, key_bytes, key_text, tag
 from .limit_and_state_codec import MAX_CACHED, LimitEntry, Registries, State, encode_log, entry_of, since_us
@@ -492,7 +492,8 @@ def encode_call(requests: Sequence[AnyRequest]) -> tuple[Script, list[bytes], by
 
 
 def decode_call(requests: Sequence[AnyRequest], reply: object) -> bool:
-    """Decodes the reply of a call for each request. False: it is no reply of these scripts."""
+    """Decodes the reply of a call for each request. False: it is no reply of these scripts, which were not executed. Raises
+    StoreUnavailable for bytes that are none of their replies: they were executed, and are not sent again."""
     if type(reply) is not bytes:
         return False
     at = 0
@@ -500,6 +501,6 @@ def decode_call(requests: Sequence[AnyRequest], reply: object) -> bool:
         for request in requests:
             request.stale = None
             at = request.decode(reply, at)
-    except (struct.error, TypeError, ValueError, IndexError):
-        return False
+    except (struct.error, TypeError, ValueError, IndexError, OverflowError):
+        raise StoreUnavailable(f"the server gave an unexpected reply: {reply[:200]!r}") from None
     return True

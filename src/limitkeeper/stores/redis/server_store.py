@@ -234,7 +234,8 @@ class ServerStore(PlannedStore):
         except BaseException:
             record.finish(deadline)
             if request.pending:
-                self.route.decode(request, record.reply)
+                with suppress(StoreError):
+                    self.route.decode(request, record.reply)
             raise
 
     def _run_to_end(self, plan: Plan[T], deadline: int) -> T:

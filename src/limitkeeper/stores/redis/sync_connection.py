@@ -150,6 +150,11 @@ class SyncConnection:
     def is_closed(self) -> bool:
         return self._sock.fileno() < 0
 
+    @property
+    def has_more(self) -> bool:
+        """Whether more has arrived than the replies that were read: the next one would be taken for another's."""
+        return bool(self._parser.data)
+
     def open(self, login: Login, deadline_us: int) -> None:
         """Connects and logs in. Raises StoreUnavailable or StoreTimeout."""
         endpoint = self.endpoint
@@ -328,7 +333,7 @@ class ServerConnections(list[SyncConnection]):
 
     def put(self, connection: SyncConnection) -> None:
         """Takes back a connection that is not used any more."""
-        if connection.generation != self.generation:
+        if connection.generation != self.generation or connection.has_more:
             return connection.close()
         self.append(connection)
         if self.waiting:
