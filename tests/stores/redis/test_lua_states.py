@@ -385,6 +385,24 @@ def test_reservations_keep_their_distance_when_the_clock_goes_back(client: Any) 
         assert store.decide([Claim(one, "a", 1)], None).wait == 3.0
 
 
+@pytest.mark.parametrize("key", ["a", "a" * 200], ids=["short key", "long key"])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_entries_of_a_log_are_given_back_when_the_clock_went_back_since(client: Any, order: tuple[int, ...], key: str) -> None:
+    """Each charge is found by its own time, after any number of steps of the clock."""
+    clock = ManualClock(NOON)
+    store, one = LuaStore(client, clock), named(SlidingWindowLog("3/h"))
+    store.register(one)
+    starts = []
+    for _ in range(3):
+        starts.append(store.decide([Claim(one, key, 1)]).start_us)
+        clock.advance(-100)
+        store.last_us = store.shift_us = 0
+    for left, at in enumerate(order):
+        assert [name for name, _ in store.items(one)] == [key]
+        store.give_back([Claim(one, key, 1)], starts[at])
+        assert store.decide([Claim(one, key, 1)], 0, commit=False).remaining == left + 1
+
+
 class ServersClock:
     """The clock of a server under libfaketime, moved by what a file says; it is believed when the server shows it."""
 

@@ -195,7 +195,8 @@ def decode_value(limit: Limit, value: bytes) -> tuple[list[tuple[int, State]], s
     """A stored value: (fingerprint, state) of each rate (0 and the state of a log), and the whole key if its name is a hash."""
     first, rates = int(_HEADER.unpack_from(value)[0]), list[tuple[int, State]]()
     if limit.logs:
-        base, n = map(int, _LOG.unpack_from(value)[2:])
+        base, count = _LOG.unpack_from(value)[2:]
+        base, n = int(base), int(count)
         numbers = struct.unpack_from(f"<{2 * n}d", value, _LOG.size)
         entries, total = [], base
         for moment, upto in zip(numbers[::2], numbers[1::2], strict=True):
@@ -203,7 +204,7 @@ def decode_value(limit: Limit, value: bytes) -> tuple[list[tuple[int, State]], s
             total = int(upto)
         if entries or first >= 0:
             rates.append((0, (tuple(entries), 0, 0)))
-        end = _LOG.size + 16 * n + (16 if first < 0 else 0)
+        end = _LOG.size + 16 * (n + int(count % 1 * 64) + (first < 0))  # steps of the clock, and a reset marker
     elif first < 0:
         blocks = _BLOCK.iter_unpack(value[_HEADER.size : _HEADER.size - first * _BLOCK.size])
         rates += [(int(block[0]), tuple(map(int, block[6:]))) for block in blocks if block[0]]

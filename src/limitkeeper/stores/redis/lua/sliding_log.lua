@@ -2,8 +2,10 @@
 --
 -- Under its key a log is the longest window of the rates that use it, moment of writing, base, n, and n pairs of (moment, running
 -- total): the flat array of the .py without the ring, so that both questions are a binary search in the bytes as they are. After a
--- reset the window is negative, and the reset marker (its number, until when it is kept) stands behind the entries. While a script
--- runs, a log is a table {text, first byte of the entries, n, base}; false when there is none.
+-- reset the window is negative, and the reset marker (its number, until when it is kept) stands at the end. Where the clock went
+-- back, n is larger by 1/64 for each such step, and behind the entries stand pairs of (by how much it moved the entries, until when
+-- it is kept): a charge is given back by its moment, which may be from before a step. While a script runs, a log is a table {text,
+-- first byte of the entries, n, base, steps}; false when there is none.
 
 ---- traits
 reserves = true, logs = true, open = open_log, close = close_log, add = add_entry
@@ -35,8 +37,15 @@ end
 -- The log in a value, the longest window, the moment of writing, and the reset marker.
 local function open_log(raw)
   local longest, last, base, n = struct.unpack('<dddd', raw)
+  local count, steps = n % 1 * 64, nil
+  n = n - n % 1
   local log, reset_id, kept_until = { text = raw, first = 33, n = n, base = base }, 0, 0
-  if longest < 0 then reset_id, kept_until = struct.unpack('<dd', raw, 33 + 16 * n) end
+  if count > 0 then
+    steps = {}
+    for i = 1, count do steps[i] = { struct.unpack('<dd', raw, 17 + 16 * (n + i)) } end
+    log.steps = steps
+  end
+  if longest < 0 then reset_id, kept_until = struct.unpack('<dd', raw, 33 + 16 * (n + count)) end
   return log, longest < 0 and -longest or longest, last, reset_id, kept_until
 end
 
@@ -54,10 +63,15 @@ end
 local function close_log(longest, now_us, log, reset_id, kept_until)
   log = log or { text = '', first = 1, n = 0, base = 0 }
   if log.base > 4503599627370496 then -- totals start again before they leave 2^53
-    log = { text = shifted(log, 0, -log.base, 0), first = 1, n = log.n, base = 0 }
+    log = { text = shifted(log, 0, -log.base, 0), first = 1, n = log.n, base = 0, steps = log.steps }
   end
   local reset = log.n > 0 and moment_of(log, log.n - 1) + longest - now_us or 0
-  local text = struct.pack('<ddd', now_us, log.base, log.n) .. entries(log, 0, log.n)
+  local steps, count = '', 0
+  for i = log.steps and math.max(1, #log.steps - 7) or 1, log.steps and #log.steps or 0 do -- the last eight
+    local till = log.steps[i][2] or now_us + longest
+    if till > now_us then steps, count = steps .. struct.pack('<dd', log.steps[i][1], till), count + 1 end
+  end
+  local text = struct.pack('<ddd', now_us, log.base, log.n + count / 64) .. entries(log, 0, log.n) .. steps
   if kept_until <= now_us then return struct.pack('<d', longest) .. text, reset end
   if kept_until - now_us > reset then reset = kept_until - now_us end
   return struct.pack('<d', -longest) .. text .. struct.pack('<dd', reset_id, kept_until), reset
@@ -69,13 +83,13 @@ local function add_entry(window, log, now, moment, cost)
   local gone = first_beyond(log, 0, now - window, 0)
   local n = log.n - gone
   local base = n > 0 and total_before(log, gone) or 0
-  log = { text = log.text, first = log.first + 16 * gone, n = n, base = base }
+  log = { text = log.text, first = log.first + 16 * gone, n = n, base = base, steps = log.steps }
   local i = first_beyond(log, 0, moment, 0)
   local k = i
   if i > 0 and moment_of(log, i - 1) == moment then k = i - 1 end
   local total = total_before(log, i) + cost
   local text = entries(log, 0, k) .. struct.pack('<dd', moment, total) .. shifted(log, i, cost, 0)
-  return { text = text, first = 1, n = #text / 16, base = base }
+  return { text = text, first = 1, n = #text / 16, base = base, steps = log.steps }
 end
 
 ---- decide
@@ -117,7 +131,7 @@ local function take(log, i, cost)
   local moment, total = moment_of(log, i), total_of(log, i) - cost
   local kept = total > total_before(log, i) and struct.pack('<dd', moment, total) or ''
   local text = entries(log, 0, i) .. kept .. shifted(log, i + 1, -cost, 0)
-  return { text = text, first = 1, n = #text / 16, base = log.base }
+  return { text = text, first = 1, n = #text / 16, base = log.base, steps = log.steps }
 end
 
 local function sliding_log_give_back(window, count, _, _, _, _, log, now, cost, charged, charged_at)
@@ -127,10 +141,14 @@ local function sliding_log_give_back(window, count, _, _, _, _, log, now, cost, 
   if not log then return 0, 0, log end
   local i, part
   if charged_at >= 0 then
-    i = first_beyond(log, 0, charged_at - 1, 0)
-    if i < log.n and moment_of(log, i) == charged_at and charged_at > now - window then
-      part = total_of(log, i) - total_before(log, i)
-      log = take(log, i, cost < part and cost or part)
+    local steps = log.steps or {}
+    for step = #steps, 0, -1 do -- the moment itself, or where the steps since then have moved it
+      i = first_beyond(log, 0, charged_at - 1, 0)
+      if i < log.n and moment_of(log, i) == charged_at then
+        part = total_of(log, i) - total_before(log, i)
+        return 0, 0, charged_at > now - window and take(log, i, cost < part and cost or part) or log
+      end
+      if step > 0 then charged_at = charged_at + steps[step][1] end
     end
     return 0, 0, log
   end
@@ -148,5 +166,7 @@ end
 
 ---- redate
 local function sliding_log_redate(window, count, _, _, a, b, log, now, last)
-  return a, b, { text = shifted(log, 0, 0, now - last), first = 1, n = log.n, base = log.base }
+  local steps = log.steps or {}
+  steps[#steps + 1] = { now - last }
+  return a, b, { text = shifted(log, 0, 0, now - last), first = 1, n = log.n, base = log.base, steps = steps }
 end
