@@ -14,7 +14,7 @@ remote store all LK.HIT of a pipeline that follow one another are one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from hmac import compare_digest
 from typing import Any
 
@@ -75,6 +75,7 @@ class RespConnection(Connection):
         self.authenticated = True
         self.leave_queue()
         self._parser.max_size, self._parser.max_arguments = self.listener.settings.max_body, MAX_ARGUMENTS
+        self._parser.larger = self.commands.larger(self.admin)
 
     def receive(self, data: bytes) -> None:
         found: list[Arguments] = []
@@ -150,6 +151,8 @@ class Commands:
         self.app = app
         self.token = None if token is None else token.encode()
         self._info_at = -1, b""
+        self.sizes: dict[bytes, int] = {}  # of commands that administrators, or with `open_store` all, may make larger
+        self.open_store = False
         plain = COMPILED and type(app) is Application  # another one may restrict what a client does
         self.fast = FastHits(app, encoded, failed) if plain else None
         self.table: CommandTable = {
@@ -174,6 +177,10 @@ class Commands:
             b"EXEC": self._exec,
             b"DISCARD": self._discard,
         }
+
+    def larger(self, admin: bool) -> Mapping[bytes, int]:
+        """The commands of a connection that may be larger than `max_body`, and their largest sizes."""
+        return self.sizes if admin or self.open_store else {}
 
     def restricted(self) -> list[Commands]:
         """The commands of tokens that may use less than these."""

@@ -9,6 +9,8 @@ Rejected: hiredis.Reader, which allocates what a header declares: 8 GB for the 1
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 #: Most arguments of a command, and most bytes of an inline command.
 MAX_ARGUMENTS, MAX_INLINE = 1024, 16_384
 COUNTS = {b"*%d" % count: count for count in range(1, 17)}
@@ -26,10 +28,12 @@ class ProtocolError(ValueError):
 
 
 class CommandParser:
-    """The commands of one connection, none larger than `max_size` bytes or with more than `max_arguments`."""
+    """The commands of one connection, none larger than `max_size` bytes or with more than `max_arguments`. `larger` has the sizes
+    of commands that may be larger, by their names."""
 
     def __init__(self, max_size: int, max_arguments: int = MAX_ARGUMENTS) -> None:
         self.max_size, self.max_arguments = max_size, max_arguments
+        self.larger: Mapping[bytes, int] = {}
         self._rest = bytearray()  # received and not parsed yet
         self._needed = 0  # the length of the rest that completes the argument that it begins
         self._arguments: list[bytes] = []  # the unfinished command: its arguments so far, how many are missing, its bytes so far
@@ -114,11 +118,12 @@ class CommandParser:
                 self._needed = 0
                 break
             size, start = found
-            if size < 0 or size > self.max_size:
+            most = self.larger.get(self._arguments[0], self.max_size) if self._arguments else self.max_size
+            if size < 0 or size > most:
                 raise ProtocolError("invalid bulk length")
             end = start + size
-            if self._size + end + 2 - at > self.max_size:
-                raise ProtocolError(f"a command is larger than {self.max_size} bytes")
+            if self._size + end + 2 - at > most:
+                raise ProtocolError(f"a command is larger than {most} bytes")
             if len(data) < end + 2:
                 self._needed = end + 2 - at
                 break

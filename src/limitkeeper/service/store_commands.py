@@ -20,7 +20,7 @@ from ..errors import ConfigurationError, StoreError, StoreTimeout
 from ..limiter_base import checked_cost
 from ..stores.contract import Claims
 from ..stores.remote import messages
-from ..stores.remote.messages import PREFIX, Head, OtherProtocol, decode_head, encode_json
+from ..stores.remote.messages import MAX_COMMAND, PREFIX, Head, OtherProtocol, decode_head, encode_json
 from ..stores.sans_io import Call, Plan
 from ..stores.sharded.shard_map import NodeMap, SlotClosed, SlotWaiting, StaleMap
 from ..stores.sharded.slots import slot_of
@@ -56,7 +56,9 @@ class StoreCommands:
         }  # fmt: skip
         for name, operation in operations.items():
             commands.table[PREFIX + name] = partial(self._answer, operation)
+            commands.sizes[PREFIX + name] = MAX_COMMAND
         commands.table[PREFIX + b"HIT"] = self._hit
+        commands.open_store = self._open
         self._commands = commands
         for others in commands.restricted():
             others.table |= dict.fromkeys((*[PREFIX + name for name in operations], PREFIX + b"HIT"), refuse)

@@ -27,9 +27,11 @@ from limitkeeper import (
     TokenBucket,
     store_from_url,
 )
+from limitkeeper.algorithms.claim import Claim
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.stores import LeasedStore
+from limitkeeper.stores.contract import Booking
 from limitkeeper.stores.guarded import GuardedStore
 from limitkeeper.stores.sharded import ShardedStore
 
@@ -91,6 +93,32 @@ def test_waiters_are_served_in_order_and_move_up(service: Running) -> None:
         assert before[0] == 0.0
         assert some[1].cancel()
         assert some[2].wait < before[1] + 60
+
+
+def test_a_long_queue_moves_up_in_one_call(service: Running) -> None:
+    """Of 3000 waiters of two costs the first leaves: all behind it move up, however large the request is."""
+    with RemoteStore(url_of(service)) as store:
+        limiter = Limiter(TokenBucket("1/h", burst=4), store, name="long queue" * 10)
+        (named,) = limiter.named
+        waiters = []
+        for number in range(3000):
+            claims = [Claim(named, "k", 1 + number % 2)]
+            waiters.append((claims, store.decide(claims, None, remember=True)))
+        bookings = [Booking(claims, made.start_us, None, at > 0, made.source) for at, (claims, made) in enumerate(waiters)]
+        moved = store.rebook(bookings)
+        assert moved[0] is None
+        assert all(one and one.start_us < made.start_us for one, (_, made) in zip(moved[5:], waiters[5:], strict=True))
+
+
+@pytest.mark.parametrize("key", ["\u00fc" * 200, "\U0001f600" * 100, "k" * 1000], ids=["two bytes", "four bytes", "long"])
+def test_many_keys_of_any_text_are_decided_and_given_back(service: Running, key: str) -> None:
+    """Requests are not too large for the service, whatever their keys are."""
+    with RemoteStore(url_of(service)) as store:
+        limiter = Limiter(FixedWindow("5/h", align="first"), store, name=f"texts of a long name {'n' * 1000}")
+        keys = [f"{key}{number}" for number in range(1000)]
+        assert all(limiter.hit_many(keys))
+        assert store.give_back([Claim(limiter.named[0], one, 1) for one in keys])
+        assert limiter.peek(keys[-1]).remaining == 5
 
 
 def test_the_time_is_that_of_the_service(service: Running) -> None:
@@ -181,6 +209,9 @@ def test_only_the_admin_token_opens_the_store(policy: str) -> None:
         for login, words in (("", "admin_token"), (":ordinary-ordinary@", "admin_token"), (":wrong@", "rejects")):
             with RemoteStore(url_of(running, login)) as store, pytest.raises(StoreUnavailable, match=words):
                 Limiter("5/s", store).hit("k")
+        with socket.create_connection(("127.0.0.1", running.resp)) as ordinary:
+            ordinary.sendall(b"AUTH ordinary-ordinary\r\n*2\r\n$15\r\nLK.STORE.DECIDE\r\n$300000\r\n")
+            assert b"invalid bulk length" in b"".join(iter(lambda: ordinary.recv(1000), b""))
         with RemoteStore(url_of(running, ":admin-admin-admin@")) as store:
             assert Limiter("5/s", store).hit("k")
 

@@ -35,8 +35,10 @@ from ..redis.key_names import key_bytes, key_text
 
 PREFIX = b"LK.STORE."
 PROTOCOL = 1
-#: Larger requests are split, in bytes: a service accepts 256 KiB by default.
+#: Requests that can be split are so from about this size on, in bytes.
 MAX_REQUEST = 100_000
+#: The largest command but HIT: a process with 50 000 waiters moves all of them up in one.
+MAX_COMMAND = 16 << 20
 
 _HEAD, _TIME, _HIT, _HIT_REPLY = Struct("<BBII"), Struct("<q"), Struct("<qH"), Struct("<qB3qB")
 

@@ -28,7 +28,7 @@ from ..sans_io import Plan
 from ..sharded.shard_map import ShardMap, SlotClosed, SlotWaiting, StaleMap
 from ..sharded.slots import SLOTS
 from . import messages
-from .messages import MAX_REQUEST, PREFIX, Head, MapId, claims_json, encode_json, limit_json
+from .messages import MAX_COMMAND, MAX_REQUEST, PREFIX, Head, MapId, claims_json, encode_json, limit_json
 
 #: So many encoded limits are cached.
 MAX_CACHED = 4096
@@ -168,6 +168,8 @@ class RemoteStore(ServerStore):
 
     def _request(self, operation: bytes, arguments: Any, decode: Callable[[Any], T]) -> StoreRequest[T]:
         body = self._head_now() + encode_json(arguments)
+        if len(body) > MAX_COMMAND - 1000:  # a service would close the connection, which other callers use too
+            raise StoreUnavailable(f"{self.location}: a request of {len(body)} bytes is too large; give fewer keys at once")
         return StoreRequest(operation, body, lambda reply: decode(json.loads(reply)))
 
     def hit_request(self, named: NamedLimit, key: str, cost: int) -> StoreRequest[Decision]:
