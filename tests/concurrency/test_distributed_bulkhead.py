@@ -26,6 +26,7 @@ from limitkeeper import (
     StoreUnavailable,
 )
 from limitkeeper.concurrency import DistributedBulkhead
+from servers.faketime import FaketimeValkey
 from stand_ins import WrappedStore
 
 
@@ -397,6 +398,22 @@ def test_on_redis(valkey):
     until(bulkhead(1, stores[1], name="redis-short", ttl="100ms").try_acquire)
     for store in stores:
         store.close()
+
+
+def test_places_are_free_at_once_when_the_servers_clock_went_back_meanwhile():
+    """Calls that end after a step of the server's clock, or a failover to a server that is behind, leave no place taken."""
+    with FaketimeValkey() as server, RedisStore(server.url, timeout="60s") as store:
+        bulkhead = DistributedBulkhead(3, store, name="steps", ttl="1h")
+        for _ in range(3):
+            assert bulkhead.try_acquire()
+            server.step(-1)
+            bulkhead.release()
+            assert bulkhead.try_acquire()
+        server.step(-1)
+        for _ in range(3):
+            bulkhead.release()
+        assert bulkhead.taken() == 0
+        bulkhead.close()
 
 
 def test_cancelled_tasks_leave_no_place_on_redis(valkey):
