@@ -221,6 +221,19 @@ def test_keys_that_are_as_new_make_room(path):
     assert picture.problems == []
 
 
+def test_a_sweep_checks_every_key(path):
+    """`sweep` removes all idle keys, wherever the rotation of other calls has come to."""
+    clock = ManualClock(1000)
+    with SharedStore(path, max_keys=300, clock=clock) as store:
+        short, long = Limiter("fixed window 1/s", store=store), Limiter("fixed window 1/h", store=store)
+        for i in range(40):
+            short.hit(f"{i}")
+            long.hit(f"{i}")  # its cells fill the gaps that the others leave
+        clock.advance(1)
+        store.sweep()
+        assert len(store) == 40
+
+
 def test_keys_too_long_for_what_is_left_are_decided_on_shared_cells(path):
     """When the room for long keys is used up, further ones are strangers: limited, and nobody is forgotten."""
     with SharedStore(path, max_keys=10) as store:

@@ -541,7 +541,7 @@ class SharedStore(CellStore):
         self.begin()
         try:
             self._directory.read()
-            self.cached_key = None
+            self.cached_key, self.table.words[lay.CURSOR] = None, 0  # the last cell, which fills a gap, is checked after it
             self.table.sweep(budget, self.now())
         finally:
             self.end()
