@@ -1,0 +1,35 @@
+"""A signal handler may raise at any moment of a wait: the caller gets that exception, and what was charged is given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from interrupts import interrupted_at
+from limitkeeper import Limiter, MemoryStore
+from limitkeeper.testing import ManualClock
+
+
+class StillClock(ManualClock):
+    """Sleeping does not move it."""
+
+    def sleep(self, seconds, wake=None):
+        """Returns at once."""
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["alone", "then another"])
+@pytest.mark.parametrize("method", ["acquire", "reserve"])
+def test_an_interrupt_at_any_moment_gives_back_what_several_limits_were_charged(method, behind):
+    """A call that waits for two limits and is interrupted leaves both as they were: nobody waits, and others can."""
+    limiter = Limiter({"a": "10/s", "b": "fixed window 10/min"}, store=MemoryStore(clock=StillClock(1000)))
+    limiter.hit("k", 10)
+    free = limiter.peek("k", 10)
+    number = 1
+    while interrupted_at(number, lambda: getattr(limiter, method)("k", 10)):
+        assert limiter.waiting() == 0, number
+        if behind:
+            other = limiter.reserve("k", 3)
+            assert other.wait == free.retry_after, number
+            assert other.cancel(), number
+        assert limiter.peek("k", 10) == free, number
+        number += 1
+    assert number > 30
