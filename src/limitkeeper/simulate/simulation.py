@@ -118,8 +118,8 @@ class Simulation:
 
     def run(self) -> Result:
         collects = gc.isenabled()
-        gc.disable()  # a third of the time: hundreds of thousands of requests live at once, and none is in a cycle
         try:
+            gc.disable()  # a third of the time: hundreds of thousands of requests live at once, and none is in a cycle
             if self.scenario.limit is None:
                 self._simulate()
             else:

@@ -153,8 +153,8 @@ class CellStore(CellRates):
         """Decides one limit for one key and sets the fields of `decision`; allocates nothing but a new cell."""
         limit: Limit = handle.limit
         if PLAIN and gc.isenabled():  # a new cell and a log's entry allocate: no finaliser may run and change them as well
-            gc.disable()
             try:
+                gc.disable()  # in the `try`: a signal handler may raise after any call
                 return CellStore.decide_cell(self, decision, handle, key, cost, max_wait_us, commit, now_us)
             finally:
                 gc.enable()
@@ -214,8 +214,8 @@ class CellStore(CellRates):
         if not cython.compiled and gc.isenabled():
             for claim in claims:
                 if claim.named.limit.logs:  # storing into a log allocates, and a finaliser that ran then could change it as well
-                    gc.disable()
                     try:
+                        gc.disable()
                         return CellStore.charge(self, claims, max_wait_us, commit, now_us, not_before_us)
                     finally:
                         gc.enable()
@@ -384,19 +384,11 @@ class CellStore(CellRates):
         given back one by one. Then all states are restored, the leaving bookings give back what the algorithms allow, and the
         others keep their starts.
         """
-        collecting = gc.isenabled()
-        gc.disable()  # a decision made by a finaliser meanwhile would be undone when states are restored
-        try:
-            self.begin()
-            try:
-                return self.rebooked(list(bookings), self.now())
-            finally:
-                self.end()
-        finally:
-            if collecting:
-                gc.enable()
+        # A decision made by a finaliser meanwhile would be undone when states are restored.
+        return uncollected(self.run_locked, self.rebooked, list(bookings))  # type: ignore[no-any-return]
 
-    def rebooked(self, bookings: list[Booking], now_us: int) -> list[Decision | None]:
+    def rebooked(self, bookings: list[Booking]) -> list[Decision | None]:
+        now_us = self.now()
         claims = {(claim.limit.identity, claim.key): claim for booking in bookings for claim in booking.claims}
         if any(one.limit.limit.logs and self.is_on_overflow_cell(one, now_us) for one in claims.values()):
             return self.put_back(bookings, [], now_us)  # a log there has the entries of other keys too
@@ -546,6 +538,19 @@ class CellStore(CellRates):
         self._lock = threading.RLock()
         if not cython.compiled and type(self).end is CellStore.end:
             self.end = self._lock.release  # type: ignore  # a signal handler may raise where a function begins
+
+
+@cython.annotation_typing(False)
+def uncollected(call: Callable[..., Any], *args: object) -> Any:
+    """Calls something while neither the garbage collector nor a finaliser runs. A signal handler that raises, which it may after
+    any call, does not leave the collector disabled."""
+    collecting = gc.isenabled()
+    try:
+        gc.disable()
+        return call(*args)
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def turnover_us(limit: Limit) -> int:

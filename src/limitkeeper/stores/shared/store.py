@@ -10,7 +10,6 @@ protected by the compare-and-swap or, without the compiled core or /proc, by the
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
@@ -49,7 +48,7 @@ from ...clock import Clock
 from ...errors import ConfigurationError, StoreError
 from ...rate import MAX_COUNT, Duration, duration_us
 from ..cell_state_per_rate import UnitStates
-from ..cell_store import turnover_us
+from ..cell_store import turnover_us, uncollected
 from ..store_hash import FileHash
 from .cell_table import LONGEST_KEY, shortened
 from .journal import can_swap_words
@@ -193,13 +192,7 @@ class SharedStore(CellStore):
     @cython.cfunc
     def limit_at(self, handle: LimitHandle, unit: I64) -> Limit:
         if unit > len(self.table.units):  # of another process
-            collecting = gc.isenabled()
-            gc.disable()  # a finaliser could want the lock
-            try:
-                self._directory.read()
-            finally:
-                if collecting:
-                    gc.enable()
+            uncollected(self._directory.read)  # a finaliser could want the lock
         return self.table.units[unit - 1]
 
     def _adopt(self, old: MappedFile, max_keys: int) -> None:
@@ -515,22 +508,18 @@ class SharedStore(CellStore):
         self.sweep_inserted(now_us)
 
     def pairs(self, handle: LimitHandle) -> list[tuple[str, UnitStates]]:
-        table: SharedCellTable = self.table
         found: dict[str, UnitStates] = {}
-        end = table.get(lay.HIGH)
+        end = self.table.get(lay.HIGH)
         while end > 0:  # in parts: other processes wait for the lock meanwhile; from the last cell on, because cells move down
-            self.begin()
-            collecting = gc.isenabled()
-            gc.disable()
-            try:
-                end = min(end, table.get(lay.HIGH))
-                found.update(table.items_between(max(0, end - AT_A_TIME), end, handle.limit_id, handle.limit.logs))
-            finally:
-                if collecting:
-                    gc.enable()
-                self.end()
-            end -= AT_A_TIME
+            items, end = uncollected(self.run_locked, self._items_before, handle, end)
+            found.update(items)
         return list(found.items())
+
+    def _items_before(self, handle: LimitHandle, end: int) -> tuple[list[tuple[str, UnitStates]], int]:
+        """The keys of a limit in the last cells before `end`, and where these begin."""
+        end = min(end, self.table.get(lay.HIGH))
+        begin = max(0, end - AT_A_TIME)
+        return self.table.items_between(begin, end, handle.limit_id, handle.limit.logs), begin
 
     def states(self, handle: LimitHandle, key: str) -> UnitStates:
         cell: I64 = self.own_cell(handle, key)
