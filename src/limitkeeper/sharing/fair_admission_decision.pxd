@@ -21,6 +21,7 @@ cdef class FairAdmission:
     cdef public dict weights, guarantees, tenants
     cdef public list heap, guaranteed, ahead
     cdef tuple saved
+    cdef bint collecting
     cpdef int advance(self, double now)
     cdef double _rate_now(self) noexcept
     cdef double _until(self, double until) noexcept

@@ -22,6 +22,7 @@ tenant waits for a round, and waits can't be predicted).
 
 from __future__ import annotations
 
+import gc
 from heapq import heappop, heappush
 
 try:
@@ -61,8 +62,8 @@ class FairAdmission:
 
     if not cython.compiled:
         # fmt: off
-        __slots__ = ("ahead", "backlog", "guaranteed", "guarantees", "heap", "left", "now", "rate", "rounding", "saved", "size",
-                     "tenants", "virtual", "weight", "weights", "window")
+        __slots__ = ("ahead", "backlog", "collecting", "guaranteed", "guarantees", "heap", "left", "now", "rate", "rounding",
+                     "saved", "size", "tenants", "virtual", "weight", "weights", "window")
         # fmt: on
 
     def __init__(self, rate: float, size: float, window: float, weights: dict[str, int], guarantees: dict[str, float]) -> None:
@@ -70,7 +71,6 @@ class FairAdmission:
         self.rounding = 1e-9 + 1e-12 * size  # errors of doubles, in units: more than those of a long history of charges
         self.weights, self.guarantees = weights, guarantees
         self.guaranteed = [Tenant(name, weights.get(name, 1), guarantee) for name, guarantee in guarantees.items()]
-        self.ahead: list[tuple[float, int]] | None = None
         self.saved: tuple[float, float, float, int, int] | None = None
         self.restore((0.0, 0.0, 0.0, 0, {}, [0.0] * len(guarantees)))
 
@@ -91,6 +91,17 @@ class FairAdmission:
             tenant.finish, tenant.place = at, len(self.heap)
             self.heap.append(tenant)
         self.left = len(self.heap)
+        self.ahead: list[tuple[float, int]] | None = None
+
+    def recount(self) -> None:
+        """Computes the sums and the heap from the tenants, after an exception that may have come in the middle of a change."""
+        if self.ahead is not None:
+            self._look_back()
+        queued = [tenant for tenant in self.tenants.values() if tenant.finish > self.virtual]
+        finish = {tenant.name: tenant.finish for tenant in queued}
+        backlog = sum(tenant.weight * (tenant.finish - self.virtual) for tenant in queued)
+        weight = sum(tenant.weight for tenant in queued)
+        self.restore((self.now, self.virtual, backlog, weight, finish, [tenant.full_at for tenant in self.guaranteed]))
 
     # Virtual time --------------------------------------------------------------------------------------------
 
@@ -231,6 +242,8 @@ class FairAdmission:
     @cython.cfunc
     def _look_ahead(self) -> cython.int:
         """From here on time passes only for a moment: `_look_back` restores the state."""
+        self.collecting = gc.isenabled()
+        gc.disable()  # a finaliser may hit or refund
         self.saved = (self.now, self.virtual, self.backlog, self.weight, self.left)
         frontier: list[tuple[float, int]] = []
         if self.heap:
@@ -243,6 +256,8 @@ class FairAdmission:
     def _look_back(self) -> cython.int:
         self.now, self.virtual, self.backlog, self.weight, self.left = self.saved  # type: ignore[misc]
         self.ahead = None
+        if self.collecting:
+            gc.enable()
         return 0
 
     # Decisions ------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from array import array
 from zlib import crc32
 
 from ..errors import StoreUnavailable
+from ..stores.cell_store import uncollected
 from ..stores.shared import SharedStore
 from .fair_admission_decision import FairAdmission
 from .tenant_fair_share import AnswerFields
@@ -45,7 +46,7 @@ class FileBackend:
             raise StoreUnavailable(f"{self.path}: can't open it: {error}") from None
 
     def _locked(self, method: str, tenant: str, cost: int, commit: bool) -> AnswerFields | None:
-        """One call of the queue on the present state, which is then stored."""
+        """One call of the queue on the present state, which is then stored. No finaliser may do the same in between."""
         header = self._read()
         now_us = self.store.now_us()
         if self._start_us < 0:
@@ -101,13 +102,13 @@ class FileBackend:
         self._revision = revision + 1
 
     def decide(self, tenant: str, cost: int, commit: bool) -> AnswerFields:
-        return self.store.run_locked(self._locked, "decide", tenant, cost, commit)  # type: ignore[no-any-return]
+        return uncollected(self.store.run_locked, self._locked, "decide", tenant, cost, commit)  # type: ignore[no-any-return]
 
     async def adecide(self, tenant: str, cost: int, commit: bool) -> AnswerFields:
         return self.decide(tenant, cost, commit)
 
     def refund(self, tenant: str, cost: int) -> None:
-        self.store.run_locked(self._locked, "refund", tenant, cost, True)
+        uncollected(self.store.run_locked, self._locked, "refund", tenant, cost, True)
 
     async def arefund(self, tenant: str, cost: int) -> None:
         self.refund(tenant, cost)

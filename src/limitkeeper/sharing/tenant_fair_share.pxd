@@ -5,6 +5,7 @@ from limitkeeper.sharing.fair_admission_decision cimport Answer, FairAdmission
 cdef class MemoryBackend:
     cdef readonly FairAdmission queue
     cdef object _now_us, _lock
+    cdef bint _changing
     cdef long long _start_us
     cdef object __weakref__
     cdef double _elapsed(self)

@@ -11,8 +11,8 @@ window share one capacity; with other rates they start afresh, because finish ti
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 try:
@@ -33,6 +33,7 @@ from ..clock import SYSTEM, Clock, SystemClock
 from ..errors import ConfigurationError, InvalidCost, InvalidLimit
 from ..fork import reset_after_fork
 from ..rate import MAX_COUNT, Duration, Rate, RateValue, duration_us, parse_rate
+from ..stores.cell_store import uncollected
 from ..stores.contract import Store
 from ..stores.guarded import GuardedStore
 from ..stores.leased import LeasedStore
@@ -62,7 +63,8 @@ class Backend(Protocol):
 
 @cython.cclass
 class MemoryBackend:
-    """The state in this process, under a lock."""
+    """The state in this process, under a lock, which a finaliser may find held by its own thread. In the plain build a finaliser
+    could run in the middle of any change, and a signal handler could raise there (`_unbroken`)."""
 
     local = True
 
@@ -74,7 +76,7 @@ class MemoryBackend:
         reset_after_fork(self)
 
     def _reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._changing = threading.RLock(), not cython.compiled  # in the middle of a change of another thread
 
     @cython.cfunc
     def _elapsed(self) -> cython.double:
@@ -89,18 +91,27 @@ class MemoryBackend:
 
     @cython.ccall
     def decide(self, tenant: str, cost: cython.longlong, commit: cython.bint) -> Answer:
-        self._lock.acquire()
-        try:
+        with self._lock:
+            if not cython.compiled:
+                return self._unbroken(self.queue.decide, tenant, cost, self._elapsed(), commit)  # type: ignore[no-any-return]
             return self.queue.decide(tenant, cost, self._elapsed(), commit)
-        finally:
-            self._lock.release()
+
+    @cython.annotation_typing(False)
+    def _unbroken(self, call: Callable[..., Any], *args: object) -> Any:
+        """A call of the queue that nothing interrupts but a signal handler that raises; what it broke, the next call repairs."""
+        if self._changing:
+            self.queue.recount()
+        self._changing = True
+        answer = uncollected(call, *args)
+        self._changing = False
+        return answer
 
     async def adecide(self, tenant: str, cost: int, commit: bool) -> AnswerFields:
         return self.decide(tenant, cost, commit)
 
     def refund(self, tenant: str, cost: int) -> None:
         with self._lock:
-            self.queue.refund(tenant, cost, self._elapsed())
+            self._unbroken(self.queue.refund, tenant, cost, self._elapsed())
 
     async def arefund(self, tenant: str, cost: int) -> None:
         self.refund(tenant, cost)
