@@ -223,7 +223,7 @@ def wait_for_overrides(gate: Gate) -> None:
 
 
 def run_schema(args: argparse.Namespace) -> int:
-    from .policy.reading.policy_schema import policy_schema
+    from .policy.reading.policy_sections import policy_schema
 
     print(to_json(policy_schema()))
     return OK

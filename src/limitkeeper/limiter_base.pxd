@@ -1,7 +1,7 @@
 # C declarations of limiter_base.py.
 from limitkeeper.algorithms.claim cimport NamedLimit
 from limitkeeper.decision cimport Decision
-from limitkeeper.stores.cell_state_per_rate cimport LimitHandle
+from limitkeeper.stores.several_rates_per_key cimport LimitHandle
 from limitkeeper.stores.cell_store cimport CellStore
 from limitkeeper.stores.contract cimport Store
 from limitkeeper.stores.memory cimport MemoryStore

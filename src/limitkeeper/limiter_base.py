@@ -19,17 +19,17 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.limit import I64
     from cython.cimports.limitkeeper.decision import Decision, fresh
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.stores.cell_state_per_rate import LimitHandle
     from cython.cimports.limitkeeper.stores.cell_store import CellStore, blank
     from cython.cimports.limitkeeper.stores.memory import MemoryStore
+    from cython.cimports.limitkeeper.stores.several_rates_per_key import LimitHandle
 else:
     from .algorithms.claim import Claim, NamedLimit
     from .algorithms.limit import I64
     from .clock import monotonic_us
     from .decision import Decision, fresh
-    from .stores.cell_state_per_rate import LimitHandle
     from .stores.cell_store import CellStore
     from .stores.memory import MemoryStore
+    from .stores.several_rates_per_key import LimitHandle
 
 from .algorithms.constants import MAX_WAIT
 from .algorithms.limit import Limit, refuse_refund

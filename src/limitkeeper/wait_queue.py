@@ -29,7 +29,7 @@ from .clock import SystemClock
 from .decision import Decision
 from .errors import StoreError
 from .fork import call_after_fork, reset_after_fork
-from .later_starts import LaterStarts
+from .future_charges import FutureCharges
 from .stores.contract import Booking, Store, charges_of
 from .stores.sans_io import Call, Plan, arun, run
 
@@ -177,7 +177,7 @@ class WaitQueue:
         """Starts empty."""
         self.lock = threading.RLock()
         self._waiters: dict[Pair, list[Waiter]] = {}
-        self._later = LaterStarts()
+        self._later = FutureCharges()
         self._leaving: list[tuple[Waiter, Callable[[StoreError], None]]] = []
         self._leaving_in: asyncio.AbstractEventLoop | None = None  # where `_leave_all` is scheduled
         self._departures: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Departures] = weakref.WeakKeyDictionary()

@@ -7,7 +7,7 @@ import pytest
 from limitkeeper import ConfigurationError, MemoryStore
 from limitkeeper.plan import LogReader, replay, suggest_from_log, suggest_from_metrics
 from limitkeeper.plan.policy_editor import add_next, remove_rule, replace_scalar, set_field
-from limitkeeper.plan.prometheus import RuleMetrics, read_metrics
+from limitkeeper.plan.prometheus_text import RuleMetrics, read_metrics
 from limitkeeper.plan.request_log import LogEntry
 from limitkeeper.plan.suggest import ENFORCE, KEEP, LOWER, RAISE
 from limitkeeper.policy import Gate, Policy, WrittenRequest

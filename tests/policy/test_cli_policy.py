@@ -20,7 +20,7 @@ from limitkeeper.policy.explain import RequestExplanation
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.one_line_request import parse_request
 from limitkeeper.policy.reading.diagnostics import Diagnostic
-from limitkeeper.policy.reading.policy_schema import policy_schema
+from limitkeeper.policy.reading.policy_sections import policy_schema
 from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from limitkeeper.policy import Policy
-from limitkeeper.policy.reading.policy_schema import POLICY
+from limitkeeper.policy.reading.policy_sections import POLICY
 from limitkeeper.policy.reading.rule_fields import RULE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from interrupts import interrupted_at
 
+from interrupts import interrupted_at
 from limitkeeper import GuardedStore, LeasedStore, Limiter, MemoryStore, ShardedStore, SharedStore
 from limitkeeper.stores import Store
 from limitkeeper.testing import ManualClock

@@ -15,7 +15,7 @@ Time is counted in ticks of 1, 10, 100 … µs, the smallest for which every pro
 bit). A rate of `count` per `period` is kept as `gain` per tick against `unit` per token, reduced by their gcd: 3/s is 3 against
 1 000 000 and no fraction is lost. The state is three integers whose meaning each algorithm defines; a state equal to that of an
 unseen key may be dropped. `sums_later_starts`: the third integer grows with every charge that has a later start; a charge that is
-given back while it is as this charge left it is given back from the one before (`later_starts.py`).
+given back while it is as this charge left it is given back from the one before (`future_charges.py`).
 
 Rejected: one float per key (two machines round it differently), and absolute GCRA times scaled by the count (1.8e15 µs times a
 count exceed 2^53).

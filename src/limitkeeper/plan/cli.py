@@ -174,7 +174,7 @@ def run_suggest(args: argparse.Namespace) -> int:
         found = suggest_from_log(args.policy, collected(reader), ceiling=ceiling, stage=args.stage)
         notes = reader.notes()
     else:
-        from .prometheus import read_metrics
+        from .prometheus_text import read_metrics
 
         metrics = read_metrics(args.metrics)
         found = suggest_from_metrics(args.policy, metrics, slo=Slo.of(args.slo), ceiling=ceiling, stage=args.stage)

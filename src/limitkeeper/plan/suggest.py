@@ -32,7 +32,7 @@ from .request_log import LogEntry
 from .slo import DEFAULT_SLO, Slo
 
 if TYPE_CHECKING:
-    from .prometheus import RuleMetrics
+    from .prometheus_text import RuleMetrics
 
 KEEP, RAISE, LOWER, ENFORCE = "keep", "raise", "lower", "enforce"
 STAGES = ("shadow", "force")

@@ -20,7 +20,7 @@ from zlib import crc32
 from ..errors import StoreUnavailable
 from ..stores.cell_store import uncollected
 from ..stores.shared import SharedStore
-from .fair_admission_decision import FairAdmission
+from .fair_queueing_admission import FairAdmission
 from .tenant_fair_share import AnswerFields
 
 HEADER = struct.Struct("<4Q")

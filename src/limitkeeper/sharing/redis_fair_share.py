@@ -10,7 +10,7 @@ from importlib.resources import files
 
 from ..errors import StoreUnavailable
 from ..stores.redis import RedisStore
-from .fair_admission_decision import FairAdmission
+from .fair_queueing_admission import FairAdmission
 from .tenant_fair_share import AnswerFields
 
 #: The numbers of a call, and of its reply, as in lua/fair_share.lua.

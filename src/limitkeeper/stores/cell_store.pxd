@@ -2,7 +2,7 @@
 from limitkeeper.algorithms.claim cimport Claim, NamedLimit
 from limitkeeper.clock cimport SystemClock
 from limitkeeper.decision cimport Decision, Decisions, fresh, unshared
-from limitkeeper.stores.cell_state_per_rate cimport CellRates, LimitHandle
+from limitkeeper.stores.several_rates_per_key cimport CellRates, LimitHandle
 
 cdef class CellStore(CellRates):
     cdef SystemClock system

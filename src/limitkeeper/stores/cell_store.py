@@ -1,7 +1,7 @@
 """CellStore: decides, gives back and rebooks claims on cells in memory; the base class of MemoryStore and SharedStore.
 
-A subclass implements access to its cells (`cell_state_per_rate.py`) and locking (`begin`, `end`); the rest is the same for cells
-of this process (`memory.py`) and in a file that processes share (`shared/`).
+A subclass implements access to its cells (`several_rates_per_key.py`) and locking (`begin`, `end`); the rest is the same for
+cells of this process (`memory.py`) and in a file that processes share (`shared/`).
 
 The store's time never goes back: when the clock does, the store continues from the last time it read.
 """
@@ -26,7 +26,7 @@ if cython.compiled:
     from cython.cimports.limitkeeper.clock import SystemClock
     from cython.cimports.limitkeeper.decision import Decision, Decisions
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.stores.cell_state_per_rate import CellRates, LimitHandle
+    from cython.cimports.limitkeeper.stores.several_rates_per_key import CellRates, LimitHandle
 else:
     from ..algorithms import all_of
     from ..algorithms.claim import Claim, NamedLimit
@@ -34,7 +34,7 @@ else:
     from ..algorithms.limit import I64, Answer, Limit, State
     from ..clock import SystemClock, monotonic_us
     from ..decision import Decision, Decisions
-    from .cell_state_per_rate import CellRates, LimitHandle
+    from .several_rates_per_key import CellRates, LimitHandle
 
     def blank_joined(store: CellStore, names: tuple[str, ...]) -> Decisions | None:
         """None: only the compiled build allocates the joined result before the decision."""
@@ -47,8 +47,8 @@ from ..clock import SYSTEM, Clock
 from ..decision import STORE
 from ..errors import ConfigurationError
 from ..fork import reset_after_fork
-from .cell_state_per_rate import UnitStates
 from .contract import Booking, Claims, KeyState, bounded_wait_us, checked, only_claims
+from .several_rates_per_key import UnitStates
 
 #: How long a reset is remembered: the limit's time to full, at least an hour and at most a day.
 HOUR_US, DAY_US = 3_600_000_000, 86_400_000_000

@@ -1,6 +1,6 @@
 # C declarations of memory.py.
 from limitkeeper.decision cimport Decision
-from limitkeeper.stores.cell_state_per_rate cimport LimitHandle
+from limitkeeper.stores.several_rates_per_key cimport LimitHandle
 from limitkeeper.stores.cell_store cimport CellStore
 from limitkeeper.stores.cell_table cimport Capacity, Cell
 

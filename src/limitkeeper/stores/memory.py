@@ -28,7 +28,6 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.limit import I64, Answer, Limit, State
     from cython.cimports.limitkeeper.decision import Decision, Decisions
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.stores.cell_state_per_rate import LimitHandle
     from cython.cimports.limitkeeper.stores.cell_store import CellStore, blank, blank_joined
     from cython.cimports.limitkeeper.stores.cell_table import (
         CHECKS_PER_INSERT,
@@ -38,6 +37,7 @@ if cython.compiled:
         RatesPointer,
         Table,
     )
+    from cython.cimports.limitkeeper.stores.several_rates_per_key import LimitHandle
 else:
     from ..algorithms import all_of, sliding_log
     from ..algorithms.claim import Claim, NamedLimit
@@ -45,17 +45,17 @@ else:
     from ..algorithms.limit import I64, Answer, Limit, State
     from ..clock import monotonic_us
     from ..decision import Decision, Decisions, fresh
-    from .cell_state_per_rate import LimitHandle
     from .cell_store import CellStore, blank_joined
     from .cell_table import CHECKS_PER_INSERT, CHECKS_WHEN_FULL, SEVERAL, Capacity, Table
+    from .several_rates_per_key import LimitHandle
 
     CellPointer = Any
     RatesPointer = Any
 
 from ..clock import Clock
 from ..errors import ConfigurationError
-from .cell_state_per_rate import UnitStates
 from .cell_store import turnover_us
+from .several_rates_per_key import UnitStates
 from .store_hash import MemoryHash, memory_hash
 
 

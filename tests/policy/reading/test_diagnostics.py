@@ -12,7 +12,7 @@ from limitkeeper import ConfigurationError
 from limitkeeper.policy import Policy
 from limitkeeper.policy.reading.diagnostics import ERROR, SCHEMA, SYNTAX, WIDTH, Diagnostic, PolicyError
 from limitkeeper.policy.reading.load import examine
-from limitkeeper.policy.reading.policy_schema import policy_schema
+from limitkeeper.policy.reading.policy_sections import policy_schema
 from limitkeeper.policy.reading.yaml import decode_text, parse_yaml
 
 FOLDER = Path(__file__).parent / "diagnostics"

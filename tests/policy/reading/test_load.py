@@ -31,7 +31,7 @@ from limitkeeper.policy.model import (
 )
 from limitkeeper.policy.reading.diagnostics import PolicyError
 from limitkeeper.policy.reading.import_string import ImportString, callables_of
-from limitkeeper.policy.reading.policy_schema import policy_schema
+from limitkeeper.policy.reading.policy_sections import policy_schema
 from limitkeeper.policy.reading.yaml import MAX_BYTES, parse_yaml
 
 HERE = Path(__file__).parents[1]

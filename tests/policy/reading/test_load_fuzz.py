@@ -17,7 +17,7 @@ from limitkeeper.policy import Policy
 from limitkeeper.policy.one_line_request import parse_request
 from limitkeeper.policy.reading.diagnostics import PolicyError
 from limitkeeper.policy.reading.load import examine
-from limitkeeper.policy.reading.policy_schema import policy_schema
+from limitkeeper.policy.reading.policy_sections import policy_schema
 from limitkeeper.policy.reading.yaml import MAX_BYTES
 
 HERE = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ from source_trees import to_python
 from effort import effort
 from limitkeeper.policy.reading.diagnostics import SCHEMA, SYNTAX
 from limitkeeper.policy.reading.load import examine
-from limitkeeper.policy.reading.policy_schema import policy_schema
+from limitkeeper.policy.reading.policy_sections import policy_schema
 from limitkeeper.policy.reading.yaml import parse_yaml
 
 HERE = Path(__file__).parents[1]

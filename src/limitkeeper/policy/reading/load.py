@@ -15,7 +15,7 @@ from ..model import Policy
 from .assembly import Assembly
 from .diagnostics import INVALID, SYNTAX, WARNING, Invalid, ParseContext, TooManyErrors
 from .nodes import Node, SourceError, from_python
-from .policy_schema import POLICY
+from .policy_sections import POLICY
 from .semantic_checks import SemanticChecks
 from .validators import Validator
 from .yaml import MAX_BYTES, decode_text, parse_yaml

@@ -1,5 +1,5 @@
 # C declarations of store.py.
-from limitkeeper.stores.cell_state_per_rate cimport LimitHandle
+from limitkeeper.stores.several_rates_per_key cimport LimitHandle
 from limitkeeper.stores.cell_store cimport CellStore
 from limitkeeper.stores.shared.cell_table cimport SharedCellTable
 from limitkeeper.stores.shared.journal cimport OwnerLock

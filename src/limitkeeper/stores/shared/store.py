@@ -25,9 +25,9 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.limit import I64, Limit, State
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.stores.cell_state_per_rate import CellRates, LimitHandle
     from cython.cimports.limitkeeper.stores.cell_store import CellStore, blank
     from cython.cimports.limitkeeper.stores.cell_table import CHECKS_PER_INSERT, CHECKS_WHEN_FULL, SEVERAL
+    from cython.cimports.limitkeeper.stores.several_rates_per_key import CellRates, LimitHandle
     from cython.cimports.limitkeeper.stores.shared import layout as lay
     from cython.cimports.limitkeeper.stores.shared.cell_table import SharedCellTable
     from cython.cimports.limitkeeper.stores.shared.journal import OwnerLock, publish, swap_word
@@ -36,9 +36,9 @@ else:
     from ...algorithms.limit import I64, Limit, State
     from ...clock import monotonic_us
     from ...decision import Decision, fresh
-    from ..cell_state_per_rate import CellRates, LimitHandle
     from ..cell_store import CellStore
     from ..cell_table import CHECKS_PER_INSERT, CHECKS_WHEN_FULL, SEVERAL
+    from ..several_rates_per_key import CellRates, LimitHandle
     from . import layout as lay
     from .cell_table import SharedCellTable
     from .journal import OwnerLock, enter_section
@@ -47,8 +47,8 @@ else:
 from ...clock import Clock
 from ...errors import ConfigurationError, StoreError
 from ...rate import MAX_COUNT, Duration, duration_us
-from ..cell_state_per_rate import UnitStates
 from ..cell_store import turnover_us, uncollected
+from ..several_rates_per_key import UnitStates
 from ..store_hash import FileHash
 from .cell_table import LONGEST_KEY, shortened
 from .journal import can_swap_words

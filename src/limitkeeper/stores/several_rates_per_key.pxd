@@ -1,4 +1,4 @@
-# C declarations of cell_state_per_rate.py.
+# C declarations of several_rates_per_key.py.
 from limitkeeper.algorithms.claim cimport Claim, NamedLimit
 from limitkeeper.algorithms.limit cimport Limit, State
 from limitkeeper.stores.cell_table cimport Rates, Table

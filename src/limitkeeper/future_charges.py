@@ -1,4 +1,4 @@
-"""LaterStarts: when the charges begin for which a bucket holds tokens back.
+"""FutureCharges: when the charges with later starts begin, for which a bucket holds tokens back.
 
 A token or leaky bucket sums charges with later starts in the third integer of its state (`until`), and can't tell which of them
 have begun: it would hold back what these give back. The process that made all charges that an `until` counts knows when the last
@@ -22,7 +22,7 @@ from .decision import Decision
 MAX_KEYS = 10_000
 
 
-class LaterStarts:
+class FutureCharges:
     """The last starts of the buckets of one store: by limit and key, of each `until` (ticks) its last start (µs)."""
 
     def __init__(self) -> None:
