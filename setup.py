@@ -51,7 +51,7 @@ COMPILED = (
     "stores/leased/key_lease",
     "stores/leased/lease_cache",
     "stores/leased/store",
-    "sharing/fair_queueing_admission",
+    "sharing/virtual_time_admission",
     "sharing/tenant_fair_share",
     "policy/request_context",
     "policy/compiled_policy",

@@ -12,6 +12,7 @@ limitkeeper plan [analyze|probe|suggest] …         choose limits from numbers,
 limitkeeper simulate SCENARIO.yaml …                  simulate clients, limits and services on a virtual clock
 limitkeeper policy export nginx|caddy|envoy FILE   print the configuration of a gateway that asks the service
 limitkeeper serve [FILE] [--store URL] …           serve decisions over HTTP, the Redis protocol and gRPC (Envoy)
+limitkeeper top [--admin URL]                      live decisions of a service by rule, and the keys refused most
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_simulate(commands)
     add_export(actions)
     add_serve(commands)
+    add_top(commands)
     return parser
 
 
@@ -312,6 +314,25 @@ def add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     override.add_argument("--admin", metavar="URL", help="admin port of the service (default: http://127.0.0.1:7073)")
     override.add_argument("--policy", metavar="FILE", help="write to the store of this policy, without a service")
     override.add_argument("--store", metavar="URL", help="with --policy: another store than the policy's")
+
+
+# top ---------------------------------------------------------------------------------------------------------------------------
+
+
+def run_top(args: argparse.Namespace) -> int:
+    from . import top_cli
+
+    return top_cli.run_top(args)
+
+
+def add_top(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "Show the decisions of a service by rule, and the keys that it refuses most, again and again; without a terminal once."
+    parser = commands.add_parser("top", help="show live decisions of a service", description=text)
+    parser.set_defaults(run=run_top)
+    parser.add_argument("--admin", metavar="URL", help="admin port of the service (default: http://127.0.0.1:7073)")
+    parser.add_argument("--interval", default="1s", metavar="DURATION", help="time between two views (default: 1s)")
+    parser.add_argument("--count", type=int, default=0, metavar="N", help="end after N views")
+    parser.add_argument("--keys", action="store_true", help="show keys instead of their hashes (needs the scope operate)")
 
 
 # plan --------------------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 import os
 from getpass import getuser
 from http.client import HTTPException
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
@@ -46,12 +47,19 @@ def run_override(args: argparse.Namespace) -> int:
     return ERRORS if "error" in answer else OK
 
 
-def override_by_service(args: argparse.Namespace) -> dict[str, object]:
-    url = f"{args.admin or 'http://127.0.0.1:7073'}/v1/overrides/{quote(args.limit, safe='')}/{quote(args.key, safe='')}"
+def override_by_service(args: argparse.Namespace) -> dict[str, Any]:
+    path = f"/v1/overrides/{quote(args.limit, safe='')}/{quote(args.key, safe='')}"
     body = {"limit": args.to, "for": args.duration, "reason": args.reason}
-    token = os.environ.get("LIMITKEEPER_TOKEN")
     method = "DELETE" if args.remove else "PUT" if args.to else "GET"
-    data = json.dumps(body).encode() if method == "PUT" else None
+    remedy = "name its admin port with --admin, or write to the store with --policy FILE"
+    return ask_service(args.admin, path, method, json.dumps(body).encode() if method == "PUT" else None, remedy)
+
+
+def ask_service(
+    admin: str | None, path: str, method: str = "GET", data: bytes | None = None, remedy: str = "name its admin port with --admin"
+) -> dict[str, Any]:
+    """The answer of a service's admin port, as a mapping; the token is that of LIMITKEEPER_TOKEN."""
+    url, token = (admin or "http://127.0.0.1:7073").rstrip("/") + path, os.environ.get("LIMITKEEPER_TOKEN")
     try:
         request = Request(url, data, {"Authorization": f"Bearer {token}"} if token else {}, method=method)
         with urlopen(request, timeout=10) as response:
@@ -59,11 +67,10 @@ def override_by_service(args: argparse.Namespace) -> dict[str, object]:
     except HTTPError as error:
         return dict(json.load(error))
     except (OSError, ValueError, HTTPException) as error:
-        remedy = "name its admin port with --admin, or write to the store with --policy FILE"
         raise LimitkeeperError(f"{url}: the service does not answer ({error}); {remedy}") from None
 
 
-def override_in_store(args: argparse.Namespace) -> dict[str, object]:
+def override_in_store(args: argparse.Namespace) -> dict[str, Any]:
     policy = load_policy_with_rule(args.policy, args.limit)
     with store_from_url(args.store or policy.store) as store, Gate(policy, store=store, imports=False) as gate:
         shared, overrides = store.open_hash(f"audit:{policy.name}"), gate.operator_overrides

@@ -22,7 +22,7 @@ LAYERS = (
     ("client", "plan", "simulate", "tasks", "web"),
     ("service",),
     ("__init__",),
-    ("__main__", "cli", "keys_cli"),
+    ("__main__", "cli", "keys_cli", "top_cli"),
 )
 HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from limitkeeper import Limiter, MemoryStore
 from limitkeeper.testing import ManualClock
-from limitkeeper.testing.trace_recorder import TraceRecorder
+from limitkeeper.testing.trace_recorder import TracePlayer
 from models.player import WorldPlayer
 
 #: 2023-11-14, on no round minute.
@@ -18,7 +18,7 @@ def lockstep(limits: dict[str, Any], trace: list[Any], sweeping: bool = False) -
     clock = ManualClock(BEGIN)
     store = MemoryStore(clock=clock)
     limiter = Limiter(limits, store=store)
-    real, ideal = TraceRecorder(limiter, clock), WorldPlayer(limits, clock.now_us())
+    real, ideal = TracePlayer(limiter, clock), WorldPlayer(limits, clock.now_us())
     for number, step in enumerate(trace):
         if ideal.open_to_choice(step):
             continue

@@ -18,7 +18,7 @@ from effort import effort
 from limitkeeper import GCRA, LeakyBucket, Limit, Limiter, MemoryStore, TokenBucket
 from limitkeeper.testing import ManualClock
 from limitkeeper.testing.strategies import limits, traces
-from limitkeeper.testing.trace_recorder import TraceRecorder, make_limiter
+from limitkeeper.testing.trace_recorder import TracePlayer, make_limiter
 
 EXPECTED = os.environ.get("LIMITKEEPER_EXPECT", "any")
 PLAIN = os.environ.get("LIMITKEEPER_PLAIN_PATH")
@@ -73,7 +73,7 @@ def test_async_says_what_sync_says(drawn: tuple[list[Limit], list[Any]]) -> None
     for mode in ("sync", "async"):
         clock = ManualClock(1_700_000_123.456789)
         limiter = make_limiter(mode, {str(limit): limit for limit in some}, MemoryStore(clock=clock))
-        results.append(TraceRecorder(limiter, clock).play(trace))
+        results.append(TracePlayer(limiter, clock).play(trace))
     assert results[0] == results[1]
 
 
@@ -85,7 +85,7 @@ def test_a_meter_is_a_token_bucket_seen_from_the_other_side(drawn: tuple[LeakyBu
     results = []
     for limit in (meter, TokenBucket(meter.rate, burst=meter.capacity)):
         clock = ManualClock(1_700_000_123.456789)
-        results.append(TraceRecorder(Limiter({"limit": limit}, store=MemoryStore(clock=clock)), clock).play(trace))
+        results.append(TracePlayer(Limiter({"limit": limit}, store=MemoryStore(clock=clock)), clock).play(trace))
     assert results[0] == results[1]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from limitkeeper import Limiter, MemoryStore
 from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.testing import ManualClock, strategies
-from limitkeeper.testing.trace_recorder import TraceRecorder
+from limitkeeper.testing.trace_recorder import TracePlayer
 
 
 def written(limits: list[Any], trace: list[Any]) -> str:
@@ -38,7 +38,7 @@ def answers(line: str) -> str:
     limits, trace = read(line)
     clock = ManualClock(1_700_000_123.456789)
     limiter = Limiter({f"limit {number}": limit for number, limit in enumerate(limits)}, store=MemoryStore(clock=clock))
-    return json.dumps(TraceRecorder(limiter, clock).play(trace))
+    return json.dumps(TracePlayer(limiter, clock).play(trace))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from zlib import crc32
 from ..errors import StoreUnavailable
 from ..stores.cell_store import uncollected
 from ..stores.shared import SharedStore
-from .fair_queueing_admission import FairAdmission
 from .tenant_fair_share import AnswerFields
+from .virtual_time_admission import FairAdmission
 
 HEADER = struct.Struct("<4Q")
 NUMBERS = struct.Struct("<qdddqq")

@@ -10,8 +10,8 @@ from importlib.resources import files
 
 from ..errors import StoreUnavailable
 from ..stores.redis import RedisStore
-from .fair_queueing_admission import FairAdmission
 from .tenant_fair_share import AnswerFields
+from .virtual_time_admission import FairAdmission
 
 #: The numbers of a call, and of its reply, as in lua/fair_share.lua.
 SETTINGS, ANSWER = struct.Struct(">4d"), struct.Struct(">4q")

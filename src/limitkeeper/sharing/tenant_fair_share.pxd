@@ -1,6 +1,6 @@
 # C declarations of tenant_fair_share.py.
 from limitkeeper.decision cimport Decision
-from limitkeeper.sharing.fair_queueing_admission cimport Answer, FairAdmission
+from limitkeeper.sharing.virtual_time_admission cimport Answer, FairAdmission
 
 cdef class MemoryBackend:
     cdef readonly FairAdmission queue

@@ -3,7 +3,7 @@
     share = FairShare("350/s", guarantees={"acme": "200/s"}, weights={"gold": 3})
     share.hit("acme")
 
-`fair_queueing_admission.py` has the rule and its bounds. State is in this process, in a file (`file_fair_share.py`) that the
+`virtual_time_admission.py` has the rule and its bounds. State is in this process, in a file (`file_fair_share.py`) that the
 processes of a host share, or in Redis (`redis_fair_share.py`). All FairShares on one store with the same name, rates, weights and
 window share one capacity; with other rates they start afresh, because finish times mean nothing under other weights.
 """
@@ -23,11 +23,11 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision, filled
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.sharing.fair_queueing_admission import Answer, FairAdmission
+    from cython.cimports.limitkeeper.sharing.virtual_time_admission import Answer, FairAdmission
 else:
     from ..clock import monotonic_us
     from ..decision import Decision, filled
-    from .fair_queueing_admission import Answer, FairAdmission
+    from .virtual_time_admission import Answer, FairAdmission
 
 from ..clock import SYSTEM, Clock, SystemClock
 from ..errors import ConfigurationError, InvalidCost, InvalidLimit
@@ -41,7 +41,7 @@ from ..stores.memory import MemoryStore
 from ..stores.urls import store_from_url
 
 ONE: object = 1
-#: An Answer of fair_queueing_admission.py as Python values.
+#: An Answer of virtual_time_admission.py as Python values.
 AnswerFields = tuple[bool, int, int, int]
 
 

@@ -31,7 +31,7 @@ from ..stores.memory import MemoryStore
 from . import ManualClock
 from .admission_bounds import check_bound
 from .strategies import HUGE, LIMITS, Hit, Peek, Reserve, Step, limits, moments, traces
-from .trace_recorder import MODES, TraceRecorder, make_limiter, retry_us
+from .trace_recorder import MODES, TracePlayer, make_limiter, retry_us
 
 T = TypeVar("T")
 NamedLimits = dict[str, Limit]
@@ -113,13 +113,13 @@ def run_threads(number: int, work: Callable[[int], T]) -> list[T]:
         return list(pool.map(run, range(number)))
 
 
-def fill(player: TraceRecorder) -> None:
+def fill(player: TracePlayer) -> None:
     """Takes everything that is available now."""
     while player.hit("a", max(1, player.peek("a", 1)["remaining"]))["allowed"]:
         pass
 
 
-def stored(player: TraceRecorder) -> list[list[tuple[str, object]]]:
+def stored(player: TracePlayer) -> list[list[tuple[str, object]]]:
     """The state of every limit."""
     return [sorted(player.limiter.store.items(named)) for named in player.limiter.named]
 
@@ -164,11 +164,11 @@ class StoreContract:
         effort(given(*strategies)(law))(**arguments)
 
     @contextmanager
-    def player(self, mode: str, limits: Limits) -> Iterator[TraceRecorder]:
+    def player(self, mode: str, limits: Limits) -> Iterator[TracePlayer]:
         """A player of a limiter on a fresh store."""
         clock = ManualClock(START)
         with self.make_store(clock) as store:
-            yield TraceRecorder(make_limiter(mode, limits, store), clock)
+            yield TracePlayer(make_limiter(mode, limits, store), clock)
 
     # 1. Honest wait ----------------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class StoreContract:
             player.step(call)
             self.check_honest(player, call, cost, some)
 
-    def check_honest(self, player: TraceRecorder, call: Step, cost: int, some: NamedLimits) -> None:
+    def check_honest(self, player: TracePlayer, call: Step, cost: int, some: NamedLimits) -> None:
         refused = player.decision
         if refused:
             return
@@ -227,7 +227,7 @@ class StoreContract:
                 self.play_refused(player, some)
                 assert player.step(step) == without.step(step), f"{step} is answered differently after refused calls"
 
-    def play_refused(self, player: TraceRecorder, some: NamedLimits) -> None:
+    def play_refused(self, player: TracePlayer, some: NamedLimits) -> None:
         """Peeks and refused calls; the state must stay as it was. A store may drop state that is as new meanwhile (law 9): then
         the answers, `remaining` and `reset_after` of every limit among them, are the same without it."""
         last, before = player.last, stored(player)
@@ -447,7 +447,7 @@ class StoreContract:
         clock = ManualClock(START)
         with self.player(mode, some) as player:
             kind = MemoryStore if player.limiter.store.can_rebook else MemoryStoreWithoutRebook
-            model = TraceRecorder(make_limiter("sync", some, kind(clock=clock)), clock)
+            model = TracePlayer(make_limiter("sync", some, kind(clock=clock)), clock)
             assert player.play(trace) == model.play(trace)
 
     def test_every_key_has_its_own_state(self) -> None:

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: limits with awkward rates, and traces of steps that a `TraceRecorder` plays on a limiter.
+"""Hypothesis strategies: limits with awkward rates, and traces of steps that a `TracePlayer` plays on a limiter.
 
 A trace is a list of small tuples, so that a failing one prints as something that can be pasted into a test. Times are
 integer microseconds. `Until` moves the clock to the moment that the last decision named, or one microsecond off: errors are

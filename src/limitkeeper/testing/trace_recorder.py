@@ -1,4 +1,4 @@
-"""TraceRecorder plays a trace of steps on a limiter and records its answers; SyncAdapter calls an async limiter like a sync one,
+"""TracePlayer plays a trace of steps on a limiter and records its answers; SyncAdapter calls an async limiter like a sync one,
 so that one law tests both modes."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Answer = dict[str, Any]
 MODES = ("sync", "async")
 
 
-class TraceRecorder:
+class TracePlayer:
     """Plays steps on a limiter and returns its answers: `to_dict()` of a decision, True or False of a settlement."""
 
     def __init__(self, limiter: Limiter, clock: ManualClock) -> None:

@@ -17,7 +17,7 @@ from limitkeeper.stores.contract import bounded_wait_us
 from limitkeeper.stores.redis import script_request
 from limitkeeper.testing import ManualClock
 from limitkeeper.testing.strategies import LIMITS, limits, traces
-from limitkeeper.testing.trace_recorder import TraceRecorder
+from limitkeeper.testing.trace_recorder import TracePlayer
 from servers.valkey import Valkey
 from stand_ins import NOON, WrappedStore
 
@@ -47,7 +47,7 @@ class Both:
             memory.register(one)
 
     def play(self, trace: list[Any]) -> None:
-        lua, memory = TraceRecorder(self.lua, self.lua_clock), TraceRecorder(self.memory, self.clock)
+        lua, memory = TracePlayer(self.lua, self.lua_clock), TracePlayer(self.memory, self.clock)
         for step in trace:
             result, expected = lua.step(step), memory.step(step)
             assert result == expected, step

@@ -1,4 +1,4 @@
--- The mirror of fair_queueing_admission.py, which explains the numbers; compared with it by ==.
+-- The mirror of virtual_time_admission.py, which explains the numbers; compared with it by ==.
 -- KEYS: a string (doubles: start, now, virtual, backlog, weight, a lower bound of all finish times, when to renew the second key's
 -- time to live, and the time at which each guarantee is full), a sorted set (tenant -> finish time).
 -- ARGV: tenant, cost, operation (hit, peek or refund), doubles {rate, size, window, clock (-1: the server's)}; with weights or

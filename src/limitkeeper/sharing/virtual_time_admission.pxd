@@ -1,4 +1,4 @@
-# C declarations of fair_queueing_admission.py.
+# C declarations of virtual_time_admission.py.
 from libc.math cimport ceil
 
 # allowed, remaining, retry_us, reset_us.
