@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 import pytest
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from limitkeeper import MemoryStore
 from limitkeeper.policy import Gate, Policy
 from limitkeeper.testing import ManualClock
 from limitkeeper.web.asgi import AsgiRequestContext
-from limitkeeper.web.wsgi import WsgiRequestContext
+from limitkeeper.web.wsgi import RateLimitMiddleware, WsgiRequestContext
 
 
 @pytest.fixture
@@ -61,6 +64,28 @@ def test_a_configured_mount_point_is_part_of_the_path(gate):
     assert labels(gate, WsgiRequestContext(environ("/checkout", "/zz"))) == {"mounted", "any"}
     assert labels(gate, WsgiRequestContext(environ("/healthz", "/zz"))) == set()
     assert labels(gate, WsgiRequestContext(environ("/checkout", "", HTTP_SCRIPT_NAME="/zz"))) == {"checkout", "any"}
+
+
+@pytest.mark.parametrize(
+    "target", ["~/checkout", "a/checkout", "%23/checkout", "*/check%6fut", "x:y/checkout", "\xc3\xa9/checkout"]
+)
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_precedes_the_first_slash_hides_no_path(gate, target, inside):
+    """DispatcherMiddleware takes it for a mount point, whatever it is, and routes the rest: rules for the rest apply."""
+    found = []
+
+    def application(environ, start_response):
+        found.append((environ["PATH_INFO"], environ["limitkeeper.evaluation"]))
+        return []
+
+    if inside:
+        application = DispatcherMiddleware(RateLimitMiddleware(application, gate))
+    else:
+        application = RateLimitMiddleware(DispatcherMiddleware(application), gate)
+    application(environ(unquote(target, "latin-1"), ""), lambda *_: None)
+    ((path, evaluation),) = found
+    assert path == "/checkout"
+    assert {entry.label for entry in evaluation.entries} == {"checkout", "any"}
 
 
 @pytest.mark.parametrize("root", ["/zz", "/zz/"])

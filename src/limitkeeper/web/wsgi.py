@@ -90,6 +90,12 @@ def decode_path(path: str) -> str:
     return path.encode("latin-1", "replace").decode("utf-8", "replace")
 
 
+def path_after_word(path: str) -> str:
+    """The path that an application may route of one that does not begin with a slash: werkzeug's DispatcherMiddleware takes what
+    precedes the first slash of `x/login` for a mount point, whatever it is."""
+    return decode_path("/" + path.partition("/")[2])
+
+
 @cython.cclass
 class WsgiRequestContext(RequestContext):
     """The context of an environ. Nothing is read before a policy needs it, the body only for an identity from it."""
@@ -160,6 +166,8 @@ def read_environ(context: WsgiRequestContext, environ: dict[str, Any]) -> cython
         if mount_is_sent(environ):
             context.routed = decode_path(path)
         path = mount + path
+    if path and path[0] != "/" and context.routed is None:
+        context.routed = path_after_word(path)
     method: str = environ["REQUEST_METHOD"]
     context.method = method if method in USUAL else method_of(method)
     context.path = path if path.isascii() else decode_path(path)

@@ -22,6 +22,7 @@ from django_asgi import Urls, configure
 from limitkeeper import ConfigurationError, MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.web.django import limit
+from limitkeeper.web.django.middleware import DjangoRequestContext
 from limitkeeper.web.django.settings import site_gates
 
 configure()
@@ -338,6 +339,13 @@ def test_a_template_that_fails_gives_its_place_back():
         assert response.status_code == 200
         with pytest.raises(ValueError) if broken is fails else nullcontext():
             assert pickle.loads(pickle.dumps(response.render())).content == b"fine"
+
+
+def test_a_mount_point_that_a_client_chose_hides_no_path():
+    """DispatcherMiddleware takes the `x` of a target like x/login for one: rules for what Django routes apply too."""
+    context = DjangoRequestContext(RequestFactory(SCRIPT_NAME="x").get("/login"))
+    assert (context.path, context.routed) == ("x/login", "/login")
+    assert DjangoRequestContext(RequestFactory(SCRIPT_NAME="/x").get("/login")).routed is None
 
 
 def test_streams_are_settled_when_they_have_gone():

@@ -148,7 +148,8 @@ class DjangoRequestContext(WsgiRequestContext):
     def __init__(self, request: HttpRequest) -> None:
         self.method = method_of(request.method or "GET")
         self.path = request.path
-        self.routed = request.path_info if request.path_info != request.path and mount_is_sent(request.META) else None
+        chosen = request.path[:1] != "/" or mount_is_sent(request.META)  # see `path_after_word`
+        self.routed = request.path_info if request.path_info != request.path and chosen else None
         self.raw = request
         self.environ = request.META
         self.identities = {}
