@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from string import ascii_lowercase
 
 import pytest
 from hypothesis import given
@@ -116,6 +118,14 @@ def test_every_character_has_one_spelling():
     for first in range(0, sys.maxunicode + 1, 1024):
         once = normalize_path("".join(f"/a{chr(number)}" for number in range(first, first + 1024) if chr(number) not in "?#"))
         assert normalize_path(once) == once
+
+
+def test_case_is_folded_as_by_regular_expressions():
+    """Whatever a pattern that ignores case (a route of Django) takes for an ASCII letter is that letter."""
+    matches = re.compile("[a-z]", re.I).fullmatch
+    for letter in filter(matches, map(chr, range(sys.maxunicode + 1))):
+        taken = [one for one in ascii_lowercase if re.fullmatch(one, letter, re.I)]
+        assert [normalize_path(f"/x{letter}")[2:]] == taken
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,11 @@ _UUID = re.compile(r"(?:urn:)?(?:uuid:)?\{?([0-9a-f]{8})-?([0-9a-f]{4})-?([0-9a-
 _EXACT = Context(prec=MAX_PATH, traps=[])
 
 
+def fold_case(text: str) -> str:
+    """A text in one case. Regular expressions that ignore case (`re_path("(?i)…")` of Django) take two more letters for an i."""
+    return text.casefold() if text.isascii() else text.replace("\u0130", "i").replace("\u0131", "i").casefold()
+
+
 def normalize_path(path: str) -> str:
     """The canonical form of a path: `/`, or segments with a slash before each."""
     return readings(path)[0]
@@ -59,7 +64,7 @@ def readings(path: str) -> tuple[str, ...]:
     if "." in text or "%" in text:
         texts += _resolved_first(path)
     found = [one for each in dict.fromkeys(texts) for one in _normalized(each)]
-    return tuple(dict.fromkeys([*found, *(one.casefold().rstrip("/") or "/" for one in (texts[0], path))]))
+    return tuple(dict.fromkeys([*found, *(fold_case(one).rstrip("/") or "/" for one in (texts[0], path))]))
 
 
 def mounted_path(path: str, root: str) -> tuple[str, str | None]:
@@ -100,7 +105,7 @@ def canonical_value(text: str) -> str:
     text = text.strip()
     if 0 < len(text) < 32 and text.isascii() and text.isdigit() and text[0] != "0":
         return text
-    text = text.casefold()
+    text = fold_case(text)
     found = _UUID.fullmatch(text)
     if found is None and _NUMBER.fullmatch(text) is not None:
         number = _EXACT.create_decimal(text.replace("_", ""))
@@ -142,7 +147,7 @@ def _normalized(text: str) -> tuple[str, str]:
     text = text.replace("\\", "/")
     if "%" in text or not text.isascii():
         text = _decode(text).replace("\\", "/")
-    text = _PARAMETERS.sub("", _CUT.split(text, maxsplit=1)[0].casefold())
+    text = _PARAMETERS.sub("", fold_case(_CUT.split(text, maxsplit=1)[0]))
     segments = [part for part in map(str.strip, text.split("/")) if part]
     return "/" + "/".join(_resolve_dots(segments)), "/" + "/".join(segments)
 
