@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from io import BytesIO
 from typing import Any
@@ -93,6 +94,22 @@ def test_a_response_that_never_came_is_a_500(store):
     Settlement([gate.ask(WrittenRequest("GET", "/"))]).settle()
     Settlement([gate.ask(WrittenRequest("GET", "/"))], 200).settle()
     assert used(gate) == (1,)
+
+
+def test_an_exception_without_a_response_costs_the_estimate(gate, kind):
+    """The server makes the response, of a size that is not known here."""
+    body = kind(Chunks(error=ValueError("mine")), Settlement([gate.ask(WrittenRequest("GET", "/"))]))
+    with pytest.raises(ValueError, match="mine"):
+        read(body)
+    assert used(gate) == (1, 0)
+
+    async def application() -> None:
+        raise ValueError("mine")
+
+    settlement = Settlement([gate.ask(WrittenRequest("GET", "/"))])
+    with pytest.raises(ValueError, match="mine"):
+        asyncio.run(settlement.run(application, 500, lambda: False))
+    assert used(gate) == (2, 0)
 
 
 def test_a_body_that_breaks_is_a_failure(gate, kind):

@@ -201,6 +201,17 @@ def test_what_the_outcome_decides_is_settled(store):
     assert http.get("/export").status_code == 429
 
 
+def test_a_response_of_unknown_size_costs_its_estimate(store):
+    """An exception handler makes the response to an endpoint that raises: its size is not known here."""
+
+    @limit("fixed window 5/min", cost={"response": "1kB", "estimate": 2}, store=store)
+    async def missing(request: Any) -> Any:
+        raise HTTPException(404)
+
+    http = client(one(missing))
+    assert [http.get("/checkout").status_code for _ in range(3)] == [404, 404, 429]
+
+
 @pytest.mark.parametrize("options", [{}, {"charge": {"status": [401]}}, {"cost": {"response": "1kB"}}], ids=str)
 def test_a_decorator_above_the_limit_may_change_the_response(store, options):
     """What a limit returns is the endpoint's response for the code around it, also where the limit is settled."""

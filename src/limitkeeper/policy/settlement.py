@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("limitkeeper")
 #: Errors of charge callbacks.
 callback_errors = CallbackErrors()
-#: The status of a response that never began, and the size of one that was refused: its estimate stays charged.
+#: The status of a response that never began; and the size of one that was refused, or that other code makes of an exception,
+#: which is not known: its estimate stays charged.
 UNKNOWN, NOT_SENT = 0, -1
 
 

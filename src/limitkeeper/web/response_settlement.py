@@ -132,6 +132,8 @@ class Settlement:
             outcome = outcome_of(error)
             raise
         finally:
+            if outcome == FAILED and not self.counted:
+                self.size = NOT_SENT  # the server, or code around this, makes the response
             self.respond(outcome_after(disconnected() or is_cancelled(), outcome))
             if not self.settled:
                 # A task that is being cancelled can't await a store: another task completes the settlement.
@@ -143,6 +145,8 @@ class Settlement:
             return []
         self.settled = True
         unsettled.pop(id(self), None)
+        if failed and self.status == UNKNOWN and self.size == 0:
+            self.size = NOT_SENT
         outcome = outcome_after(self.gone, FAILED if failed and not self.gone else self.status)
         self.respond(outcome)
         for evaluation in self.evaluations:

@@ -67,7 +67,7 @@ from .handler_limit import (
 )
 from .headers import ASGIApp, AsgiRequestContext, Fields, HeaderSend, Receive, Scope, Send, add_fields, has_origin, merge
 from .refusal_body import body
-from .response_settlement import GONE, UNKNOWN, detach_request, is_cancelled, outcome_after, outcome_of
+from .response_settlement import GONE, NOT_SENT, UNKNOWN, detach_request, is_cancelled, outcome_after, outcome_of
 
 E = TypeVar("E", bound=Handler)
 
@@ -347,7 +347,7 @@ class Limit(RouteLimit):
             evaluation.count_response(status_of(error) or GONE)
             known = isinstance(error, HTTPException)  # what a handler of other exceptions answers is not known here
             status = outcome_after(has_disconnected(connection), status_of(error)) if known else UNKNOWN
-            await asyncio.shield(asyncio.ensure_future(evaluation.asettle(status)))
+            await asyncio.shield(asyncio.ensure_future(evaluation.asettle(status, NOT_SENT)))
             raise
         if isinstance(finished, SettlingResponse):
             finished.disconnected = has_disconnected(connection)

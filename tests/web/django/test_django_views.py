@@ -348,6 +348,20 @@ def test_a_mount_point_that_a_client_chose_hides_no_path():
     assert DjangoRequestContext(RequestFactory(SCRIPT_NAME="/x").get("/login")).routed is None
 
 
+@pytest.mark.parametrize("error", [Http404, ValueError])
+def test_a_response_of_unknown_size_costs_its_estimate(error):
+    """Django, or another middleware, makes the response to a view that raises: its size is not known here."""
+
+    @limit("fixed window 5/min", cost={"response": "1kB", "estimate": 2})
+    def view(request):
+        raise error
+
+    for _ in range(2):
+        with pytest.raises(error):
+            get(view)
+    assert get(view).status_code == 429
+
+
 def test_streams_are_settled_when_they_have_gone():
     """A stream costs its bytes, sync and async."""
 

@@ -373,5 +373,5 @@ def settlement_of_error(evaluation: Evaluation, error: BaseException) -> Settlem
     settlement.gone = is_cancelled()
     status = next((status for kind, status in STATUSES if isinstance(error, kind)), UNKNOWN)
     evaluation.count_response(status or outcome_of(error) or GONE)
-    settlement.status, settlement.counted = status, True
+    settlement.status, settlement.counted, settlement.size = status, True, NOT_SENT
     return settlement
