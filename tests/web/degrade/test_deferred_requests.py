@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from app_under_test import until
 
 from limitkeeper import MemoryStore
 from limitkeeper.concurrency import Shaper
@@ -168,6 +169,16 @@ def test_a_refused_request_is_accepted_and_runs_later(framework):
     head = client.send("HEAD", place)
     assert (head.status_code, head.content) == (201, b"")
     assert (app.bodies, app.reduced) == ([b"a", b"b"], [False, False])
+
+
+def test_a_deferred_head_has_no_body():
+    """A response to HEAD announces a body that it does not have; the response with its ticket announces none."""
+    deferred = DeferredRequests(Shaper("1000/s", capacity=9, workers=1), make_ticket=lambda: "one")
+    entry = deferred.reserve()
+    assert entry is not None
+    deferred.accept(entry, lambda: (200, [("Content-Length", "11"), ("ETag", '"7"')], b""), 0)
+    until(lambda: deferred.find("/deferred/one")[0] == 200, "it did not run")
+    assert deferred.find("/deferred/one") == (200, [("Content-Length", "0"), ("ETag", '"7"')], b"")
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ class DeferredRequests:
     def _run(self, ticket: str, entry: DeferredRequest, run: Callable[[], Response]) -> None:
         entry.status = RUNNING
         try:
-            response = run()
+            response = with_own_length(run())
             if len(response[2]) > self.max_body:
                 raise TooLarge
         except TooLarge:
@@ -309,6 +309,14 @@ def json_response(status: int, value: dict[str, Any]) -> Response:
     content = encode_json(value)
     length = ("Content-Length", str(len(content)))
     return status, [("Content-Type", "application/json"), length, ("Cache-Control", "no-store")], content
+
+
+def with_own_length(response: Response) -> Response:
+    """A response whose Content-Length is that of its body. One to HEAD announces the length of another body, and its client asks
+    for it with GET."""
+    status, lines, content = response
+    own = [(name, str(len(content)) if name.lower() == "content-length" else value) for name, value in lines]
+    return status, own, content
 
 
 def failed(message: str) -> Response:
