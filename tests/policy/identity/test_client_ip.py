@@ -160,6 +160,7 @@ def test_forwarded_is_read_as_its_standard_says(chain, client):
         ("2001:db8::1", "2001:db8::/64"),
         (" 203.0.113.9 ", "203.0.113.9"),
         ("203.0.113.9, 6.6.6.6", PROXY),
+        ("2001:db8::6%, 203.0.113.9", PROXY),
         ("x", PROXY),
         ("", PROXY),
     ],

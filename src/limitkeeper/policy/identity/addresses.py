@@ -48,7 +48,7 @@ def _parse(family: socket.AddressFamily, text: str) -> Address | None:
         return None
     if family == socket.AF_INET:
         return 4, number
-    if percent and not zone:
+    if percent and (not zone or "," in zone):  # a comma: several values of a header with a single address
         return None
     return (4, number & 0xFFFFFFFF) if number >> 32 == _MAPPED else (6, number)
 
