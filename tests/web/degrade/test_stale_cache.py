@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -24,6 +25,7 @@ from limitkeeper.testing import ManualClock
 from limitkeeper.web.asgi import RateLimitMiddleware
 from limitkeeper.web.degrade import StaleCache, is_reduced
 from limitkeeper.web.headers import AsgiRequestContext
+from limitkeeper.web.wsgi import WsgiRequestContext
 
 POLICY = """
 identify: {user: {header: X-User}, tenant: {header: X-Tenant}, account: {body: email}}
@@ -131,6 +133,18 @@ class Client:
 @pytest.fixture(params=FRAMEWORKS)
 def framework(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.mark.parametrize("other", ["/%fe", "/%ef%bf%bd"])
+def test_paths_that_are_no_text_have_responses_of_their_own(clock, other):
+    """Bytes that are no UTF-8 are one character of a decoded path; applications may distinguish them."""
+    client = Client("asgi", App(clock))
+    assert [client.get(path).status_code for path in ("/%ff", "/%ff", other)] == [200, 200, 429]
+
+    cache, gate = StaleCache(clock=clock), Gate(Policy.read(POLICY), store=MemoryStore(clock=clock), handlers={"cached": print})
+    environs = [{"REQUEST_METHOD": "GET", "PATH_INFO": unquote(path, "latin-1")} for path in ("/%ff", other)]
+    keys = [cache.key_of(one, "", gate.ask(one)) for one in map(WsgiRequestContext, environs)]
+    assert keys[0] != keys[1]
 
 
 def test_a_refused_request_gets_the_last_response_to_the_same_request(framework, clock):

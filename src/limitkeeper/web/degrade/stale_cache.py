@@ -142,7 +142,7 @@ class StaleCache:
             written = [one.name for one in (identities[name] for name in names) if isinstance(one, Header)]
             sent = [context.header(name.strip().lower()) for name in (*CREDENTIALS, *tokens, *written)]
             client += [sent, repr(context.certificate())]
-        parts = [context.path, context.routed, query, [context.header(name) for name in NEGOTIATED], client]
+        parts = [context.path, context.routed, target_of(context), query, [context.header(name) for name in NEGOTIATED], client]
         return hashlib.sha256(json.dumps(parts).encode()).digest()
 
     def find(self, context: RequestContext, query: str, evaluation: Evaluation) -> StoredResponse | None:
@@ -337,6 +337,14 @@ def directives(text: str | None) -> dict[str, str]:
     """The directives of a Cache-Control field, in lower case, with their arguments."""
     parts = [part.partition("=") for part in (text or "")[:MAX_FIELD].split(",")]
     return {name.strip().lower(): value.strip().strip('"') for name, _, value in parts}
+
+
+def target_of(context: RequestContext) -> str:
+    """The path as it was received, which applications may route by: bytes that are no UTF-8 are one character in `context.path`,
+    and an encoded slash is a slash."""
+    if isinstance(context, AsgiRequestContext):
+        return repr(context.scope.get("raw_path"))
+    return str(context.environ.get("PATH_INFO")) if isinstance(context, WsgiRequestContext) else context.path
 
 
 def has_no_body(identity: Identity) -> bool:
