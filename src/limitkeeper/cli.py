@@ -326,7 +326,9 @@ def run_top(args: argparse.Namespace) -> int:
 
 
 def add_top(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "Show the decisions of a service by rule, and the keys that it refuses most, again and again; without a terminal once."
+    text = (
+        "Show the decisions of a service by rule, and the keys that it refuses most: every second on a terminal, otherwise once."
+    )
     parser = commands.add_parser("top", help="show live decisions of a service", description=text)
     parser.set_defaults(run=run_top)
     parser.add_argument("--admin", metavar="URL", help="admin port of the service (default: http://127.0.0.1:7073)")

@@ -10,7 +10,8 @@ from ..errors import ConfigurationError
 try:
     from ddsketch import DDSketch
 except ModuleNotFoundError as error:
-    raise ConfigurationError("more samples than fit in memory need ddsketch: pip install 'limitkeeper[plan]'") from error
+    message = "more samples than fit in memory need ddsketch: pip install 'limitkeeper[plan]' or 'limitkeeper[simulate]'"
+    raise ConfigurationError(message) from error
 
 #: |estimate − exact| ≤ RELATIVE_ERROR × exact.
 RELATIVE_ERROR = 0.01

@@ -43,10 +43,12 @@ def run_simulate(args: argparse.Namespace) -> int:
     except PolicyError as error:
         print(error, file=sys.stderr)
         return ERRORS
+    from ..plan import ddsketch  # noqa: F401 - what a long simulation needs is missed before it, not at its end
+
     if args.png:
         from .matplotlib import import_figure
 
-        import_figure()  # before the simulation, not after it
+        import_figure()
     results = []
     for scenario in scenarios:
         results.append(Simulation(scenario, args.seed, ProgressBar(sys.stderr, scenario.name).show).run())
