@@ -21,7 +21,7 @@ import redis.asyncio
 import limitkeeper
 from limitkeeper import AsyncLimiter, ConfigurationError, Limiter, StoreUnavailable, TokenBucket
 from limitkeeper.stores.redis import RedisStore
-from limitkeeper.stores.redis.address import read_url
+from limitkeeper.stores.redis.address import Login, Tls, read_url
 from servers.tls import TlsFront
 from servers.valkey import Valkey
 from stand_ins import driven
@@ -218,6 +218,24 @@ def test_an_async_client_of_somebodys_own_kind_is_called_through(valkey: Valkey)
         await pool.disconnect()
 
     driven(run())
+
+
+@pytest.mark.parametrize("kind", [redis.Sentinel, redis.asyncio.Sentinel])
+def test_sentinels_of_a_ready_client_have_a_login_of_their_own(kind: type, certificates: Path) -> None:
+    """The TLS and the password of `sentinel_kwargs` are for the sentinels, those of the client for the primary."""
+    ca = str(certificates / "ca.pem")
+    sentinels = kind([("s1", 1)], sentinel_kwargs={"ssl": True, "ssl_ca_certs": ca, "password": "theirs"}, password="ours")
+    with RedisStore(sentinels.master_for("service")) as store:
+        assert store.address.sentinels == Login(password="theirs", tls=Tls(ca))
+        assert store.address.login == Login(password="ours")
+
+
+def test_sentinels_whose_login_cant_be_read_are_refused() -> None:
+    """Without the credentials that a provider gives, nothing would log in to them."""
+    provider = redis.UsernamePasswordCredentialProvider("ann", "theirs")
+    sentinels = redis.Sentinel([("s1", 1)], sentinel_kwargs={"credential_provider": provider})
+    with pytest.raises(ConfigurationError, match="Sentinel"):
+        RedisStore(sentinels.master_for("service"))
 
 
 def test_what_is_no_server_is_refused() -> None:

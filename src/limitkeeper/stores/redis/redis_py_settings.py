@@ -26,6 +26,9 @@ from .resp import Command, Outcome, Reply, ReplyError
 from .sync_connection import CallRecord, SyncPool
 
 READABLE = {"Connection", "SSLConnection", "UnixDomainSocketConnection"}
+#: What connections of our own can't do for a login or for TLS.
+UNREADABLE = {"credential_provider", "redis_connect_func", "ssl_ca_data", "ssl_ca_path", "ssl_password"}
+UNREADABLE |= {"ssl_validate_ocsp", "ssl_validate_ocsp_stapled"}
 #: redis-py removes the first word of an error reply and makes a class of it.
 KINDS = {
     "NoScriptError": "NOSCRIPT",
@@ -75,8 +78,7 @@ def _endpoint(settings: dict[str, Any], port: int) -> Endpoint:
 
 
 def _login(settings: dict[str, Any], secure: bool) -> Login | None:
-    unreadable = ("credential_provider", "redis_connect_func", "ssl_ca_data", "ssl_ca_path", "ssl_password")
-    if any(settings.get(name) for name in unreadable):
+    if any(settings.get(name) for name in UNREADABLE):
         return None
     tls = read_tls(settings) if secure else None
     return Login(settings.get("username"), settings.get("password"), int(settings.get("db") or 0), tls)
@@ -93,14 +95,19 @@ def _cluster(client: Any, nodes: Any) -> Address:
 
 
 def _sentinel(settings: dict[str, Any], pool: Any, manager: Any) -> Address:
-    login = _login({**settings, "redis_connect_func": None}, "SSL" in getattr(pool.connection_class, "__name__", ""))
-    found = [one.connection_pool.connection_kwargs for one in manager.sentinels]
-    if login is None or not found:
+    login = _login({**settings, "redis_connect_func": None}, _is_secure(pool))
+    pools = [one.connection_pool for one in manager.sentinels]
+    found = [one.connection_kwargs for one in pools]
+    sentinels = _login({**found[0], "redis_connect_func": None}, _is_secure(pools[0])) if found else None
+    if login is None or sentinels is None:
         raise ConfigurationError("this Sentinel client's settings can't be read; pass a redis+sentinel:// URL instead")
     if not getattr(pool, "is_master", True):
         raise ConfigurationError("slave_for() connects to a replica, which accepts no writes; pass Sentinel.master_for(…)")
-    sentinels = _login({**found[0], "redis_connect_func": None}, False) or Login()
     return Address("sentinel", tuple(_endpoint(one, 26379) for one in found), login, pool.service_name, sentinels)
+
+
+def _is_secure(pool: Any) -> bool:
+    return "SSL" in getattr(pool.connection_class, "__name__", "")
 
 
 class ClientRoute(Route):
