@@ -218,7 +218,7 @@ def test_a_child_process_starts_without_callers(python):
         sharded = ShardedStore({"a": MemoryStore(), "b": MemoryStore()})
         limiter = Limiter("5/h", store=sharded)
         limiter.hit_many([str(i) for i in range(50)])
-        sharded.router.enter()
+        caller = sharded.router.enter()
         if os.fork() == 0:
             sharded.add("c", MemoryStore())
             os._exit(0 if {limiter.peek(str(i)).remaining for i in range(50)} == {4} else 1)

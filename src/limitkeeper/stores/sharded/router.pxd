@@ -23,6 +23,7 @@ cdef class Router:
     cdef readonly int side
     cdef long long entered_0, entered_1
     cdef object _lock
+    cdef tuple _visits
     cdef object __weakref__
     cpdef int enter(self)
     cpdef int leave(self, int side)

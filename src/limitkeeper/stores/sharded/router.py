@@ -6,11 +6,15 @@
 A move has to know that no caller that read the table before it is still deciding. So every caller enters before it reads the
 table and leaves after it has decided, on one of two counters; the move closes its gates, switches new callers to the other
 counter, and waits until the first is 0. Rejected: a lock around every decision (remote shards would be called one at a time).
+
+In plain Python a signal handler may raise between entering and `try`, or before `leave`. There a caller holds a `Visit`, which
+leaves when it is collected. (Compiled, no handler runs at these moments, and a caller holds the number of its counter.)
 """
 
 from __future__ import annotations
 
 import threading
+from weakref import WeakSet
 
 try:
     import cython
@@ -80,11 +84,17 @@ class ShardLimits:
         self.limits = self.limits + more
 
 
+class Visit:
+    """A caller that uses the table, on the plain build."""
+
+    __slots__ = ("__weakref__",)
+
+
 @cython.cclass
 class Router:
     """The table of slots, and the counters of callers that are using it."""
 
-    __slots__ = ("__weakref__", "_lock", "entered_0", "entered_1", "side", "table")
+    __slots__ = ("__weakref__", "_lock", "_visits", "entered_0", "entered_1", "side", "table")
 
     def __init__(self) -> None:
         self.table: list[Shard] = []
@@ -95,6 +105,7 @@ class Router:
     def _reset_after_fork(self) -> None:
         """No caller of the parent process is deciding in its child."""
         self._lock = threading.Lock()
+        self._visits: tuple[WeakSet[Visit], WeakSet[Visit]] = (WeakSet(), WeakSet())
         self.entered_0 = self.entered_1 = 0
 
     @cython.ccall
@@ -102,16 +113,19 @@ class Router:
         """Before the table is read; the answer is for `leave`."""
         if cython.compiled:
             return self.count(self.side, 1)
+        visit = Visit()
         with self._lock:
-            return self.count(self.side, 1)
+            self._visits[self.side].add(visit)
+        return visit  # type: ignore[return-value]
 
     @cython.ccall
     def leave(self, side: cython.int) -> cython.int:
         """After deciding."""
         if cython.compiled:
             return self.count(side, -1)
-        with self._lock:
-            return self.count(side, -1)
+        for visits in self._visits:
+            visits.discard(side)  # type: ignore[arg-type]
+        return 0
 
     @cython.cfunc
     @cython.inline
@@ -131,7 +145,7 @@ class Router:
 
     def callers(self, side: int) -> int:
         """How many callers have entered on this counter and not left."""
-        return int(self.entered_1 if side else self.entered_0)
+        return int(self.entered_1 if side else self.entered_0) + len(self._visits[side])
 
     @cython.ccall
     def find(self, key: str) -> Shard:
