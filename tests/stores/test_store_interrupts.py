@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dis
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from interrupts import interrupted_at
+import limitkeeper
+from interrupts import Interrupted, interrupted_at
 from limitkeeper import GuardedStore, LeasedStore, Limiter, MemoryStore, ShardedStore, SharedStore
 from limitkeeper.stores import Store
+from limitkeeper.stores.sans_io import Pause, Plan, run
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
@@ -55,3 +61,44 @@ def test_an_interrupt_at_any_moment_gives_back_no_charge_of_others(
             assert not limiter.waiting(key), number
             number += 1
         assert number > 10
+
+
+@pytest.mark.skipif(limitkeeper.compiled, reason="compiled, no handler runs where a caller enters and leaves")
+def test_an_interrupted_caller_does_not_hold_up_a_change_of_shards() -> None:
+    """A hand-over waits for the callers that use the table: none is left of calls that were interrupted at any moment."""
+    store = ShardedStore([MemoryStore(), MemoryStore()])
+    one, two = Limiter("5/h", store=store), Limiter({"a": "5/h", "b": "6/h"}, store=store)
+    calls: list[Callable[[], object]] = [lambda: one.hit("k"), lambda: two.hit("k"), lambda: one.hit_many(["k", "l", "m"])]
+    for call in calls:
+        number = 1
+        while interrupted_at(number, call):
+            number += 1
+        assert [store.router.callers(side) for side in (0, 1)] == [0, 0]
+
+
+def test_a_plan_gives_back_when_a_handler_raises_where_its_loop_begins_again() -> None:
+    """The interpreter runs handlers at backward jumps, too: the plan gets the exception, and not only its end."""
+    outcomes: list[str] = []
+
+    def plan() -> Plan[None]:
+        try:
+            yield Pause(0.0)
+            yield Pause(0.0)
+        except Interrupted:
+            outcomes.append("gave back")
+            raise
+
+    def interrupt(frame: FrameType, event: str, arg: Any) -> Any:
+        frame.f_trace_opcodes = frame.f_code is run.__code__
+        if event == "opcode" and dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("JUMP_BACKWARD"):
+            sys.settrace(None)
+            raise Interrupted
+        return interrupt
+
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            run(plan(), sleep=lambda seconds: None)
+    finally:
+        sys.settrace(None)
+    assert outcomes == ["gave back"]

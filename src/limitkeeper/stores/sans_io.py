@@ -254,17 +254,18 @@ def run(
     raised: BaseException | None = None
     while True:
         try:
-            step = plan.send(answer) if raised is None else plan.throw(raised)
-            raised = None
-            if isinstance(step, Call):
-                answer = perform(step)
-            elif isinstance(step, list):
-                answer = attempt_all(step, attempt) if perform_all is None else perform_all(step)
-            elif isinstance(step, Pause):
-                assert sleep is not None
-                answer = sleep(step.seconds)
-            else:
-                answer = step.wait() if left is None else step.wait(max(0.0, left()))  # type: ignore[union-attr]
+            while True:  # in here: a handler may raise where a loop begins again, too
+                step = plan.send(answer) if raised is None else plan.throw(raised)
+                raised = None
+                if isinstance(step, Call):
+                    answer = perform(step)
+                elif isinstance(step, list):
+                    answer = attempt_all(step, attempt) if perform_all is None else perform_all(step)
+                elif isinstance(step, Pause):
+                    assert sleep is not None
+                    answer = sleep(step.seconds)
+                else:
+                    answer = step.wait() if left is None else step.wait(max(0.0, left()))  # type: ignore[union-attr]
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         except BaseException as error:  # of the call, or of a signal handler: the plan gives back what it has charged
@@ -293,16 +294,17 @@ async def arun(
     raised: BaseException | None = None
     while True:
         try:
-            step = plan.send(answer) if raised is None else plan.throw(raised)
-            raised = None
-            if isinstance(step, Call):
-                answer = await (aperform_to_end(step, perform) if isinstance(step, CallToEnd) else perform(step))
-            elif isinstance(step, list):
-                answer = [await attempt(step[0])] if len(step) == 1 else await asyncio.gather(*map(attempt, step))
-            elif isinstance(step, Pause):
-                answer = await sleep(step.seconds)
-            else:
-                answer = await (step.await_() if left is None else step.await_(max(0.0, left())))  # type: ignore[union-attr]
+            while True:
+                step = plan.send(answer) if raised is None else plan.throw(raised)
+                raised = None
+                if isinstance(step, Call):
+                    answer = await (aperform_to_end(step, perform) if isinstance(step, CallToEnd) else perform(step))
+                elif isinstance(step, list):
+                    answer = [await attempt(step[0])] if len(step) == 1 else await asyncio.gather(*map(attempt, step))
+                elif isinstance(step, Pause):
+                    answer = await sleep(step.seconds)
+                else:
+                    answer = await (step.await_() if left is None else step.await_(max(0.0, left())))  # type: ignore[union-attr]
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         except BaseException as error:  # of the call, or of a signal handler: the plan gives back what it has charged
