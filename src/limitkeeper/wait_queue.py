@@ -192,13 +192,6 @@ class WaitQueue:
 
     def join(self, waiter: Waiter) -> None:
         """Adds a waiter in order of starts; removes reservations at the front whose start has passed."""
-        try:
-            self._join(waiter)
-        except BaseException:  # of a signal handler: it must not be in the queues of some of its keys only
-            self._remove([waiter])
-            raise
-
-    def _join(self, waiter: Waiter) -> None:
         now_us = waiter.decision.start_us - waiter.decision.wait_us
         with self.lock:
             self._later.add(waiter.claims, waiter.decision)
@@ -299,13 +292,13 @@ class WaitQueue:
             return
         by_kind: dict[Hashable, list[Waiter]] = {}
         with self.lock:
-            waiting = {
-                id(one) for pair in {pair for one in waiters for pair in one.pairs()} for one in self._waiters.get(pair, ())
-            }
-            now_us = store.now_us() if waiting else 0  # a store that has made a decision knows the time without a call
+            pairs = {pair for one in waiters for pair in one.pairs()}
+            waiting = {pair: {id(one) for one in self._waiters.get(pair, ())} for pair in pairs}
+            now_us = store.now_us() if any(waiting.values()) else 0  # a store that has made a decision knows it without a call
             for waiter in waiters:
                 waiter.asleep, waiter.wake = False, None
-                if id(waiter) in waiting and not waiter.is_last and waiter.decision.start_us > now_us:
+                joined = all(id(waiter) in waiting[pair] for pair in waiter.pairs())  # an interrupted call may be in some only
+                if joined and not waiter.is_last and waiter.decision.start_us > now_us:
                     by_kind.setdefault(waiter.kind, []).append(waiter)
             for kind, some in by_kind.items():
                 if all(other.kind == kind for other in self._behind(some)):
