@@ -78,7 +78,7 @@ def checked_cost(cost: object) -> I64:
 
 def key_list(keys: Iterable[Key]) -> list[Key]:
     """The keys of `hit_many`; refuses a single key, over whose characters or names it would iterate."""
-    if isinstance(keys, str | Mapping):
+    if isinstance(keys, str) or isinstance(keys, dict):  # noqa: SIM101 - Cython does not check a union for exceptions
         raise TypeError(f"expected a list of keys, got one key: {keys!r}; write [key]")
     return list(keys)
 
