@@ -185,13 +185,14 @@ def run_explain(args: argparse.Namespace) -> int:
 
 def explain_request(policy: Policy, line: str, url: str | None) -> RequestExplanation:
     from .policy.explain import RequestExplanation
+    from .policy.key_inspection import open_shared_store
     from .policy.one_line_request import parse_request
-    from .stores import MemoryStore, store_from_url
+    from .stores import MemoryStore
 
     request = parse_request(line, policy)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about several workers do not concern this process
-        store = MemoryStore() if url is None else store_from_url(url or policy.store)
+        store = MemoryStore() if url is None else open_shared_store(url or policy.store)
     try:
         with open_gate(policy, store) as gate:
             return RequestExplanation(policy, request, gate.explain(request))
@@ -521,24 +522,24 @@ def run_serve(args: argparse.Namespace) -> int:
 
     from . import __version__
     from .policy.reading.diagnostics import PolicyError
-    from .service import settings
-    from .service.serve import check_installed, check_store_url, load_envoy, load_policy, serve, store_url, tls_context
+    from .service import serve, settings
 
     found = settings.load(vars(args), os.environ, args.config)
     try:
-        policy, domains = load_policy(found), load_envoy(found)
+        policy, domains = serve.load_policy(found), serve.load_envoy(found)
     except PolicyError as error:
         print(error, file=sys.stderr)
         return ERRORS
     if args.check:
-        tls_context(found)
-        check_installed(found)
-        check_store_url(store_url(found, policy))
+        serve.tls_context(found)
+        serve.check_installed(found)
+        serve.check_store_url(serve.store_url(found, policy))
         for name, value, source in found.table():
             print(f"{name:<18}{value:<28}{source}")
-        print(f"{policy.source or 'no policy file'}: {counted(len(policy.rules), 'limit')}, no errors")
+        missing = f"no policy file ({serve.DEFAULT_POLICY} not found here)"
+        print(f"{policy.source or missing}: {counted(len(policy.rules), 'limit')}, no errors")
         if domains:
             print(f"{found.envoy}: {counted(len(domains), 'domain')}, no errors")
         return OK
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    return serve(found, __version__)
+    return serve.serve(found, __version__)

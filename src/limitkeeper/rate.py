@@ -177,8 +177,10 @@ def exact_us(value: Duration, text: object = None) -> Fraction:
         found = _DURATION.fullmatch(value)
         if found is not None:
             return Fraction(found["amount"]) * unit_us(found["unit"], shown)
-        if value.strip().isalpha():
-            return Fraction(unit_us(value.strip(), shown))
+        if (bare := value.strip()).isalpha():
+            return Fraction(unit_us(bare, shown))
+        if bare.replace(".", "", 1).isdecimal():
+            raise InvalidLimit(f"{shown!r} has no unit; write '{bare}s', '{bare}ms', or a number for seconds")
         raise InvalidLimit(NO_DURATION.format(shown))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value in (float("inf"), -float("inf")):
         raise InvalidLimit(NO_DURATION.format(shown))

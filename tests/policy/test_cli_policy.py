@@ -294,7 +294,9 @@ def test_explain_of_a_wrong_policy(written, capsys):
 
 
 def test_explain_of_a_store_that_is_not_there(capsys):
-    """A store that can't be reached is exit code 2, without an explanation."""
+    """A store that can't be read from here is exit code 2, without an explanation."""
+    assert main(["policy", "explain", SHOP, "--request", "POST /checkout user=1", "--store", "memory://"]) == 2
+    assert "are in the memory of their process; write --store URL" in capsys.readouterr().err
     assert main(["policy", "explain", SHOP, "--request", "POST /checkout user=1", "--store", "redis://127.0.0.1:1/0"]) == 2
     assert "127.0.0.1:1 can't be reached" in capsys.readouterr().err
 

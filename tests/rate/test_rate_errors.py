@@ -19,6 +19,7 @@ from limitkeeper import (
     SlidingWindowLog,
     TokenBucket,
 )
+from limitkeeper.rate import duration_us
 
 KINDS = [TokenBucket, LeakyBucketQueue, FixedWindow, SlidingWindowLog, SlidingWindowCounter]
 
@@ -181,6 +182,12 @@ def test_a_duration_that_is_none_is_refused(duration, store):
     """A timeout must be a finite length of time, not below zero."""
     with pytest.raises(InvalidLimit):
         Limiter("5/s", store=store).acquire("a", timeout=duration)
+
+
+def test_a_duration_without_a_unit_gets_the_remedy():
+    """A text of digits may mean seconds or milliseconds: the message shows how to write both."""
+    with pytest.raises(InvalidLimit, match="'800' has no unit; write '800s', '800ms', or a number for seconds"):
+        duration_us("800")
 
 
 def test_an_invalid_limit_is_a_value_error():

@@ -64,6 +64,7 @@ def test_check_prints_settings_and_policy():
     assert re.search(r"^token +\(16 characters\) +LIMITKEEPER_TOKEN$", done.stdout, re.M)
     assert re.search(r"^http +127.0.0.1:7070 +default$", done.stdout, re.M)
     assert done.stdout.endswith(f"{EXAMPLE}: 4 limits, no errors\n")
+    assert command("--check").stdout.endswith("no policy file (limitkeeper.yaml not found here): 0 limits, no errors\n")
 
 
 @pytest.mark.parametrize(
