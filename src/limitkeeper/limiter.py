@@ -151,6 +151,7 @@ class WaitingLimiter(LimiterBase):
             wake.clear()
             if waiter.interrupted:
                 raise CancelledError("another thread or task interrupted the wait")
+            waiter.alarm_us = waiter.until_us
             yield Call(self.store.clock, "sleep", (waiter.left_us(sleeper_us(self.store)) / 1e6, wake))
             if not wake.is_set():
                 break

@@ -4,7 +4,8 @@ A waiter has made one decision and holds its start; it sleeps once. The queue re
 When some leave, each waiter behind takes the start of the one before it, and the last starts are given back. That needs no call
 for those that stay, and works while other processes wait on the same key. Where the waiters differ in cost or keys, they are
 given back from the last to the first and charged again in order (`Store.rebook`). In both ways all move up and none is overtaken.
-There is one queue per store, because limiters of one name share their state.
+Of the waiters that have moved up only the next one is woken; when it is done, it wakes the one behind it. There is one queue per
+store, because limiters of one name share their state.
 
 All that leave a remote store in one iteration of an event loop leave in one call. It is sent when the decisions in progress are
 answered: a start behind it that is not known yet would keep the server from giving anything back.
@@ -52,11 +53,11 @@ Event = threading.Event | AsyncEvent
 
 class Waiter:
     """A start in the future: the charged claims, the decision, the start on the clock on which the caller sleeps (`until_us`),
-    and a function that wakes the caller when the start moves up."""
+    and a function that wakes the caller, who sleeps until `alarm_us`, when the start has moved up."""
 
     # fmt: off
-    __slots__ = ("arrival", "asleep", "claims", "deadline_us", "decision", "interrupted", "is_last", "kind", "own_claims",
-                 "until_us", "wake")
+    __slots__ = ("alarm_us", "arrival", "asleep", "claims", "deadline_us", "decision", "interrupted", "is_last", "kind",
+                 "own_claims", "pairs", "until_us", "wake")
     # fmt: on
 
     def __init__(
@@ -70,9 +71,10 @@ class Waiter:
         if arrival is None:  # the order in which charges were made
             arrival = max([claim.number for claim in claims], default=0) or next(charge_numbers)
         self.arrival = arrival
-        self.until_us = until_us
+        self.until_us = self.alarm_us = until_us
         self.claims, self.decision, self.deadline_us = claims, decision, deadline_us
         self.own_claims = claims  # those that it was made of: waiters exchange their charges
+        self.pairs: set[Pair] = {(claim.limit.identity, claim.key) for claim in claims}
         self.asleep = False
         self.interrupted = False  # its wait ends with CancelledError
         self.is_last = False  # it leaves, and all that wait behind it have moved up
@@ -88,9 +90,6 @@ class Waiter:
         decision's `start_us` may be the time of another clock: a server's, a shard's, that of a share.)"""
         return min(self.decision.wait_us, max(0, self.until_us - now_us))
 
-    def pairs(self) -> set[Pair]:
-        return {(claim.limit.identity, claim.key) for claim in self.claims}
-
     def charges(self) -> list[tuple[Sequence[Claim], int, str]]:
         """Its claims with the start and the source of their charge."""
         return charges_of(self.claims, self.decision)
@@ -100,10 +99,15 @@ class Waiter:
 
     def move_to(self, start: tuple[int, Sequence[Claim], Decision, int]) -> None:
         """Takes a start, and the charge made for it."""
-        moved = start[2].start_us != self.decision.start_us
         self.arrival, self.claims, self.decision, self.until_us = start
-        if moved and self.wake is not None:
-            self.wake()
+
+
+def wake_next(queue: Sequence[Waiter]) -> None:
+    """Wakes the first waiter that sleeps, if it would sleep beyond its start."""
+    waiter = next((waiter for waiter in queue if waiter.wake is not None), None)
+    if waiter is not None and waiter.wake is not None and waiter.until_us < waiter.alarm_us:
+        waiter.alarm_us = waiter.until_us
+        waiter.wake()
 
 
 def sleeper_us(store: Store, decision: Decision | None = None) -> int:
@@ -196,11 +200,11 @@ class WaitQueue:
         with self.lock:
             self._later.add(waiter.claims, waiter.decision)
             vacant: list[Waiter] = []
-            queues = [self._waiters.get(pair, ()) for pair in waiter.pairs()]
+            queues = [self._waiters.get(pair, ()) for pair in waiter.pairs]
             past = [other for queue in queues for other in itertools.takewhile(lambda other: other.is_past(now_us), queue)]
             if past:
                 self._remove(past)  # from the queues of all their keys
-            for pair in waiter.pairs():
+            for pair in waiter.pairs:
                 queue = self._waiters.setdefault(pair, [])
                 at = len(queue)
                 while at and queue[at - 1].decision.start_us > waiter.decision.start_us:
@@ -229,10 +233,11 @@ class WaitQueue:
     def _remove(self, waiters: Sequence[Waiter]) -> None:
         gone = {id(waiter) for waiter in waiters}
         with self.lock:
-            for pair in set[Pair]().union(*(waiter.pairs() for waiter in waiters)):
+            for pair in set[Pair]().union(*(waiter.pairs for waiter in waiters)):
                 queue = [waiter for waiter in self._waiters.get(pair, ()) if id(waiter) not in gone]
                 if queue:
                     self._waiters[pair] = queue
+                    wake_next(queue)
                 else:
                     self._waiters.pop(pair, None)
 
@@ -292,12 +297,12 @@ class WaitQueue:
             return
         by_kind: dict[Hashable, list[Waiter]] = {}
         with self.lock:
-            pairs = {pair for one in waiters for pair in one.pairs()}
+            pairs = {pair for one in waiters for pair in one.pairs}
             waiting = {pair: {id(one) for one in self._waiters.get(pair, ())} for pair in pairs}
             now_us = store.now_us() if any(waiting.values()) else 0  # a store that has made a decision knows it without a call
             for waiter in waiters:
                 waiter.asleep, waiter.wake = False, None
-                joined = all(id(waiter) in waiting[pair] for pair in waiter.pairs())  # an interrupted call may be in some only
+                joined = all(id(waiter) in waiting[pair] for pair in waiter.pairs)  # an interrupted call may be in some only
                 if joined and not waiter.is_last and waiter.decision.start_us > now_us:
                     by_kind.setdefault(waiter.kind, []).append(waiter)
             for kind, some in by_kind.items():
@@ -308,7 +313,7 @@ class WaitQueue:
 
     def _close_gaps(self, one: Waiter, now_us: int) -> None:
         """Gives the first starts of one kind to the waiters that stay, in order, and the last to those that leave."""
-        queues = [self._waiters[pair] for pair in one.pairs()]
+        queues = [self._waiters[pair] for pair in one.pairs]
         same = [waiter for waiter in queues[0] if waiter.decision.start_us > now_us and waiter.kind == one.kind]
         starts = [waiter.start() for waiter in same]
         ordered = sorted(same, key=lambda waiter: waiter.is_last)
@@ -317,6 +322,7 @@ class WaitQueue:
         following = {id(waiter): other for waiter, other in zip(same, ordered, strict=True)}
         for queue in queues:
             queue[:] = [following.get(id(waiter), waiter) for waiter in queue]
+        wake_next(queues[0])
 
     def _leave(self, store: Store, waiters: Sequence[Waiter]) -> Plan[None]:
         with self.lock:
@@ -362,12 +368,13 @@ class WaitQueue:
         for waiter, decision in zip(order, decisions, strict=True):
             if decision is None:
                 continue
-            moved = decision.start_us != waiter.decision.start_us
             waiter.decision, waiter.kind = decision, kind_of(waiter.claims, decision)
             waiter.until_us = sleeper_us(store, decision) + decision.wait_us
             self._later.add(waiter.claims, decision)
-            if moved and waiter.wake is not None:
-                waiter.wake()
+        for pair in set[Pair]().union(*(waiter.pairs for waiter in order)):
+            queue = self._waiters.get(pair, [])
+            queue.sort(key=lambda waiter: waiter.decision.start_us)
+            wake_next(queue)
 
     def _behind(self, waiters: Sequence[Waiter]) -> list[Waiter]:
         """The waiters charged later (or with a later start, where it is not known when those that leave were charged) that share
@@ -377,7 +384,7 @@ class WaitQueue:
             return []
         first = min(waiter.decision.start_us for waiter in waiters)
         oldest = min(waiter.arrival for waiter in waiters)
-        shared: set[Pair] = set().union(*(waiter.pairs() for waiter in waiters))
+        shared: set[Pair] = set().union(*(waiter.pairs for waiter in waiters))
         found: list[Waiter] = []
         seen = {id(waiter) for waiter in waiters}
         grown = True
@@ -389,8 +396,8 @@ class WaitQueue:
                     if id(other) not in seen and not other.is_last and is_behind:
                         seen.add(id(other))
                         found.append(other)
-                        grown = grown or not other.pairs() <= shared
-                        shared |= other.pairs()
+                        grown = grown or not other.pairs <= shared
+                        shared |= other.pairs
         return found
 
     def leave_soon(self, waiter: Waiter, loop: asyncio.AbstractEventLoop, failed: Callable[[StoreError], None]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from limitkeeper import Limiter, MemoryStore
 from limitkeeper.testing import ManualClock
-from limitkeeper.testing.trace_recorder import TracePlayer
+from limitkeeper.testing.limiter_trace_player import TracePlayer
 from models.player import WorldPlayer
 
 #: 2023-11-14, on no round minute.

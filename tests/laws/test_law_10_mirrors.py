@@ -17,8 +17,8 @@ import limitkeeper
 from effort import effort
 from limitkeeper import GCRA, LeakyBucket, Limit, Limiter, MemoryStore, TokenBucket
 from limitkeeper.testing import ManualClock
+from limitkeeper.testing.limiter_trace_player import TracePlayer, make_limiter
 from limitkeeper.testing.strategies import limits, traces
-from limitkeeper.testing.trace_recorder import TracePlayer, make_limiter
 
 EXPECTED = os.environ.get("LIMITKEEPER_EXPECT", "any")
 PLAIN = os.environ.get("LIMITKEEPER_PLAIN_PATH")

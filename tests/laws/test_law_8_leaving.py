@@ -156,6 +156,38 @@ def test_tasks_cancelled_at_any_moment_leave_nothing_behind(limit: Any, make_sto
     asyncio.run(main())
 
 
+class CountingClock(VirtualClock):
+    """Counts how often a task goes to sleep on it."""
+
+    sleeps = 0
+
+    async def asleep(self, seconds: float, wake: asyncio.Event | None = None) -> None:
+        self.sleeps += 1
+        await super().asleep(seconds, wake)
+
+
+def test_one_that_leaves_wakes_one_waiter_and_not_all_behind_it(make_store: MakeStore) -> None:
+    """100 tasks wait, and 10 leave one after the other: each departure wakes one task at most, and all are served in time."""
+
+    async def main() -> None:
+        clock = CountingClock()
+        limiter = AsyncLimiter(TokenBucket("1/s burst 1"), store=make_store(clock))
+        settle, begun_us = settled(limiter), clock.now_us()
+        tasks = [asyncio.create_task(limiter.acquire("k")) for _ in range(101)]
+        await settle()
+        before = clock.sleeps
+        for task in tasks[1:51:5]:
+            task.cancel()
+            await settle()
+        assert clock.sleeps <= before + 10
+        await clock.run_until(begun_us + 90 * SECOND, settle)
+        starts = [task.result().start_us for task in tasks if not task.cancelled()]
+        assert starts == [begun_us + number * SECOND for number in range(91)]
+        await limiter.store.aclose()
+
+    asyncio.run(main())
+
+
 def test_a_charge_from_before_a_reset_gives_nothing_back_whoever_waits_behind(make_store: MakeStore) -> None:
     """Waiters from before and after a reset do not exchange their starts: those from after it keep what they have paid for."""
 
@@ -209,6 +241,8 @@ class Asked:
         self.resets = {pair: history.resets[pair] for pair in keys.items()}
         timeout = None if timeout_ms is None else timeout_ms / 1000
         self.task = asyncio.create_task(history.limiter.acquire(keys, cost, timeout))
+        self.ended_us = 0
+        self.task.add_done_callback(lambda _: setattr(self, "ended_us", history.clock.now_us()))
 
     def start_us(self) -> int | None:
         """When it was served; None for one that waits, was refused or left."""
@@ -270,6 +304,11 @@ class History:
         for keys, starts in by_keys.items():
             assert starts == sorted(starts), keys
 
+    def check_moments(self) -> None:
+        """Each caller returns at its start, also where that has moved up."""
+        for one in self.asked:
+            assert one.start_us() in (None, one.ended_us), one.number
+
     def replayed(self, pair: Pair) -> Limiter:
         """A limiter that knows only those that were served, each at its start: it admits all of them."""
         clock = ManualClock(NOON)
@@ -328,6 +367,7 @@ def test_in_any_history_order_holds_and_what_left_is_available_again(number: int
             assert history.limiter.waiting() == 0
             assert not any(history.limiter._queue._waiters.values())
             history.check_order()
+            history.check_moments()
             await history.check_rest()
             await history.limiter.store.aclose()
 

@@ -12,7 +12,7 @@ from typing import Any
 from limitkeeper import Limiter, MemoryStore
 from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.testing import ManualClock, strategies
-from limitkeeper.testing.trace_recorder import TracePlayer
+from limitkeeper.testing.limiter_trace_player import TracePlayer
 
 
 def written(limits: list[Any], trace: list[Any]) -> str:

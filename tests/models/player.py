@@ -1,4 +1,4 @@
-"""Plays the steps of a trace on a LimiterModel, as `limitkeeper.testing.trace_recorder.TracePlayer` plays them on a limiter."""
+"""Plays the steps of a trace on a LimiterModel, as `testing.limiter_trace_player.TracePlayer` plays them on a limiter."""
 
 from __future__ import annotations
 

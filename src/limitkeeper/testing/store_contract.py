@@ -30,8 +30,8 @@ from ..stores.contract import Store
 from ..stores.memory import MemoryStore
 from . import ManualClock
 from .admission_bounds import check_bound
+from .limiter_trace_player import MODES, TracePlayer, make_limiter, retry_us
 from .strategies import HUGE, LIMITS, Hit, Peek, Reserve, Step, limits, moments, traces
-from .trace_recorder import MODES, TracePlayer, make_limiter, retry_us
 
 T = TypeVar("T")
 NamedLimits = dict[str, Limit]

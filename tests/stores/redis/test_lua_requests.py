@@ -16,8 +16,8 @@ from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.stores.contract import bounded_wait_us
 from limitkeeper.stores.redis import script_request
 from limitkeeper.testing import ManualClock
+from limitkeeper.testing.limiter_trace_player import TracePlayer
 from limitkeeper.testing.strategies import LIMITS, limits, traces
-from limitkeeper.testing.trace_recorder import TracePlayer
 from servers.valkey import Valkey
 from stand_ins import NOON, WrappedStore
 

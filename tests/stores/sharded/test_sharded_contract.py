@@ -9,8 +9,8 @@ from effort import scaled
 from limitkeeper import MemoryStore, TokenBucket
 from limitkeeper.stores.sharded import ShardedStore
 from limitkeeper.testing import ManualClock, StoreContract
+from limitkeeper.testing.limiter_trace_player import make_limiter
 from limitkeeper.testing.store_contract import START, CountingClock, every_mode
-from limitkeeper.testing.trace_recorder import make_limiter
 
 
 def three(clock: ManualClock) -> ShardedStore:
