@@ -1,4 +1,5 @@
-"""One decision through Redis, one connection, beside one EVALSHA of the smallest token-bucket script through redis-py.
+"""One decision through Redis, one connection, beside one EVALSHA of the smallest token-bucket script through redis-py, and beside
+a floor: the same bytes on a bare socket, with the system calls that no client can do without (send, poll, recv).
 
 Client CPU is what this process spends (user and system); a wall clock on loopback measures the server and the scheduler. The
 cases take turns in short slices, a figure is the median over the slices, and a ratio the median of the ratios of neighbouring
@@ -8,6 +9,8 @@ slices.
 from __future__ import annotations
 
 import os
+import select
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -35,6 +38,33 @@ redis.call('SET', KEYS[1], string.format('%.0f', new), 'PX', math.ceil((new - no
 return 1
 """
 KEY = "user:123456"
+FLOOR = "floor: the same bytes on a bare socket"
+
+
+def hit_bytes(store: RedisStore) -> bytes:
+    """What a hit sends, the limit registered."""
+    floor = Limiter(TokenBucket("1000000/s"), store=store, name="floor")
+    for _ in range(2):  # registered at the first, noted as such at the second
+        floor.hit(KEY)
+    request = store.hit_request(floor.named[0], KEY, 1)
+    assert request is not None
+    return store.route.pack(request)
+
+
+def bare_exchange(server: Valkey, data: bytes) -> Callable[[], Any]:
+    """One exchange of these bytes for a reply."""
+    bare = socket.create_connection(("127.0.0.1", server.port))
+    bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    bare.setblocking(False)
+    poller = select.poll()
+    poller.register(bare, select.POLLIN)
+
+    def exchange() -> bytes:
+        bare.send(data)
+        poller.poll(1000)
+        return bare.recv(65536)
+
+    return exchange
 
 
 def cases(server: Valkey, store: RedisStore, client: redis.Redis) -> dict[str, Callable[[], Any]]:
@@ -43,6 +73,7 @@ def cases(server: Valkey, store: RedisStore, client: redis.Redis) -> dict[str, C
     five = Limiter({f"limit {size}": TokenBucket("1000000/s", burst=size) for size in range(10**6, 10**6 + 5)}, store=store)
     deny.hit(KEY)
     return {
+        FLOOR: bare_exchange(server, hit_bytes(store)),
         "redis-py, EVALSHA of a minimal script": lambda: client.evalsha(sha, 1, KEY, "1", "1000000"),
         "limitkeeper, allow": lambda: allow.hit(KEY),
         "limitkeeper, deny": lambda: deny.hit(KEY),
@@ -74,13 +105,14 @@ def rows(slices: int = 40, calls: int = 250) -> list[dict[str, Any]]:
                     call()
                 cpu[name].append((time.process_time_ns() - spent) / calls / 1000)
                 wall[name].append(calls / (time.perf_counter_ns() - begun) * 1e9)
-        first = next(iter(some))
+        first = "redis-py, EVALSHA of a minimal script"
         return [
             {
                 "case": name,
                 "client CPU µs": round(median(cpu[name]), 2),
                 "decisions/s": round(median(wall[name])),
                 "× less CPU": round(median(a / b for a, b in zip(cpu[first], cpu[name], strict=True)), 2),
+                "× floor": round(median(a / b for a, b in zip(cpu[name], cpu[FLOOR], strict=True)), 2),
             }
             for name in some
         ]
