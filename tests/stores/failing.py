@@ -22,7 +22,7 @@ class FailingStore(WrappedStore):
 
 
 class HangingStore(FailingStore):
-    """Its decisions hang until `gate` is set; what is given back is recorded."""
+    """Its decisions hang until `gate` is set; refunds are recorded."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)

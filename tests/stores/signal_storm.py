@@ -43,7 +43,7 @@ KINDS: dict[str, Callable[[str], Store]] = {
 }
 #: An alarm that was lost in a finaliser rings again: late, because a second one while a call gives back would lose its charge.
 AGAIN_S = 5
-#: One of them is free again after this time: longer than a storm may last, so that who waits for it is always interrupted.
+# : One of them is free again after this time: longer than a storm may last, so that a waiter for it is always interrupted.
 SLOW_S = 3600
 RAISED = (KeyboardInterrupt, TimeoutError, Interrupted)
 
@@ -146,7 +146,7 @@ class Storm:
         return begins or frame.f_code is Storm.wait_entered.__code__ or self.rings > 1
 
     def check(self) -> None:
-        """Nobody waits, nothing is locked, nothing was admitted above a limit, and what waiters left can be had again."""
+        """No caller waits, nothing is locked, nothing was admitted above a limit, and refunds of waiters are available again."""
         self.store.now_us()
         for limiter in (self.small, self.large, self.several, self.slow):
             assert limiter.waiting() == 0, f"{limiter!r} has {limiter.waiting()} phantom waiters"
@@ -160,7 +160,7 @@ class Storm:
         thread.join(60)
         assert len(found) == 3, "a lock stays locked"
         charges = self.slow.peek("k").retry_after / SLOW_S
-        assert charges <= 1 + self.left_behind, f"{charges} are charged, and {self.left_behind} were left behind"
+        assert charges <= 1 + self.left_behind, f"{charges} are charged, but {self.left_behind} are expected"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Law 13: no wrapper destroys or creates tokens.
 
-What a wrapper charged, net of what was cancelled or settled, is replayed on a bare store. With no lease and no reservation open,
+The charges of a wrapper, net of cancels and settlements, are replayed on a bare store. With no lease and no reservation open,
 `peek` through the wrapper then equals the replay if no bucket was full meanwhile, and never exceeds it by more than the bound
 that the wrapper prints. Histories contain failures, exceptions as signals raise them, cancels, settles, refunds, resets, closes
 and crashes.
@@ -122,8 +122,8 @@ STEPS = st.one_of(
 
 
 class History:
-    """Plays steps on several limits over a wrapper, and notes what was charged net of returns. `used` of SIZE is used at once at
-    the beginning and after a reset, so that no bucket is full from there on."""
+    """Plays steps on several limits over a wrapper, and records the charges net of returns. `used` of SIZE is used at once at the
+    beginning and after a reset, so that no bucket is full from there on."""
 
     def __init__(self, rules: list[Limit], used: int, make: Callable[[ManualClock], Made]) -> None:
         self.clock = ManualClock(NOON + 100)
@@ -224,12 +224,12 @@ class History:
             parent.before = parent.after = None
 
     def remaining(self) -> list[int]:
-        """What is left of each limit, through the wrapper."""
+        """The remaining part of each limit, through the wrapper."""
         return [part.remaining for part in self.store.decide(self.claims(1), commit=False).decisions]
 
     def end(self, how: str) -> list[int]:
-        """What is left of each limit when every lease was returned or the store was closed; or it crashed, and what it held then
-        is added."""
+        """The remaining part of each limit when every lease was returned or the store was closed; after a crash its leases are
+        added."""
         self.without_faults()
         if how == "return" or not self.leases():
             for store in self.leases():
@@ -242,7 +242,7 @@ class History:
         return [part.remaining + sum(one.amount for one in held if one.lease.key == f"key of {part.name}") for part in parts]
 
     def replayed(self) -> list[int]:
-        """What is left on a bare store that was charged the same."""
+        """The remaining part on a bare store with the same charges."""
         clock = ManualClock(NOON + 100)
         bare = MemoryStore(clock=clock)
         bare.give_back(self.claims(-self.charged))  # charges even above the limit
@@ -252,8 +252,8 @@ class History:
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_what_is_left_is_what_was_not_charged(wrapper, valkey):
-    """Law 13: no bucket was full meanwhile, so the wrapper and the replay have the same left, after a crash together with what
-    was held; after a lost reply not more."""
+    """Law 13: no bucket was full meanwhile, so the wrapper and the replay have the same left, after a crash together with its
+    leases; after a lost reply not more."""
 
     @effort(20 if "redis" in wrapper else 100)
     @given(
@@ -294,8 +294,8 @@ def test_an_interrupted_reservation_of_which_leases_hold_a_part_is_given_back_on
 
 @pytest.mark.parametrize("rule", [FixedWindow("100/d"), SlidingWindowLog("100/d")], ids=str)
 def test_a_batch_that_is_fetched_twice_is_not_lost(rule):
-    """Law 13: the background of threads and that of an event loop both fetch for a lease that runs low: what has no place in it
-    goes back."""
+    """Law 13: the background of threads and that of an event loop both fetch for a lease that runs low: tokens without room in it
+    go back."""
     store = LeasedStore(MemoryStore(clock=ManualClock(NOON)), lease=5)
     limiter = Limiter(rule, store=store)
     assert all(limiter.hit("key") for _ in range(4))
@@ -377,7 +377,7 @@ def test_batches_of_an_exhausted_bucket_are_not_lost(lease, rule, life, steps):
 
 
 class Far(Faulty):
-    """A store whose async calls take turns of the event loop, before and after they are executed."""
+    """A store whose async calls take several iterations of the event loop, before and after they are executed."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)
@@ -410,7 +410,7 @@ CONCURRENT = ["hit", "hit", "hit", "tend", "undone", "refund"]
 )
 @example(rules=[RULES[0]] * 2, rounds=[["tend"], *[[]] * 23, ["hit"] * 3])  # the close comes while a round gives back
 def test_calls_that_meet_lose_nothing(lease, rules, rounds):
-    """Law 13: a key may be charged, given back and fetched for at the same time; a close returns what was being fetched."""
+    """Law 13: a key may be charged, given back and fetched for at the same time; a close returns the batch being fetched."""
     clock = ManualClock(NOON + 100)
     parent = Far(MemoryStore(clock=clock))
     store = LeasedStore(parent, lease=lease)
@@ -455,7 +455,7 @@ def test_calls_that_meet_lose_nothing(lease, rules, rounds):
 
 
 def test_a_lone_node_over_redis_spends_all_of_two_limits(valkey):
-    """Two limits in a tight loop, and hits beside reservations: what is admitted and what is left after close() are the limit."""
+    """Two limits in a tight loop, and hits beside reservations: admissions and the rest after close() are the limit."""
     limits = {"a": TokenBucket("2000/400d"), "b": FixedWindow("2000/400d")}  # real time: what the bucket gains is less than one
     store = LeasedStore(RedisStore(valkey.url, timeout="60s"))
     limiter, net = Limiter(limits, store=store, name="two"), 0

@@ -1,4 +1,4 @@
-"""The stores that limitkeeper has, held to the contract."""
+"""The contract on the stores of limitkeeper."""
 
 from __future__ import annotations
 

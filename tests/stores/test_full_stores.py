@@ -64,7 +64,7 @@ def test_expired_keys_of_one_limit_make_room_for_those_of_another(make, clock, r
     assert len(store) <= 500
 
 
-def test_the_last_expired_key_is_found_before_anybody_shares(make, clock):
+def test_the_last_expired_key_is_found_before_any_key_shares(make, clock):
     """Of keys that fit into one check, whichever is expired is reclaimed for a newcomer; only then do newcomers share."""
     for place in (0, 1, 57, 99):
         store = make(100)
@@ -118,7 +118,7 @@ def test_the_sweep_keeps_pace_over_all_limits(make, clock):
 
 
 def test_keys_of_a_rate_that_another_process_registered_are_swept(tmp_path, clock):
-    """A process that does not know a rate yet reads it from the file when its sweep meets a key of it."""
+    """A process without a rate reads it from the file when its sweep meets a key of it."""
     with SharedStore(tmp_path / "limits", clock=clock) as one, SharedStore(tmp_path / "limits", clock=clock) as two:
         mine = Limiter("5/s", store=one, name="mine")
         mine.hit("a")
@@ -175,7 +175,7 @@ def test_the_number_of_overflow_cells_follows_max_keys(make, max_keys):
 
 
 def test_a_second_limit_has_overflow_cells_of_its_own(make):
-    """Each limit that overflows takes half of the cells that are left."""
+    """Each limit that overflows takes half of the remaining cells."""
     store = make(10)
     first, second = (Limiter(FixedWindow("1/d"), store=store, name=name) for name in ("first", "second"))
     for number in range(10):
@@ -210,7 +210,7 @@ def test_which_keys_share_a_cell_differs_from_store_to_store(make):
 
 
 def test_a_fixed_hash_seed_does_not_fix_the_cells(python):
-    """With PYTHONHASHSEED=0, when the hashes of strings are known to everybody, two processes share cells differently."""
+    """With PYTHONHASHSEED=0, when the hashes of strings are public, two processes share cells differently."""
     work = """
     import os, sys
     from limitkeeper import FixedWindow, Limiter, MemoryStore
@@ -254,7 +254,7 @@ def test_a_change_of_the_cells_grants_one_more_burst(make, clock):
 
 @every_rule
 def test_a_newcomer_gets_its_own_cell_with_what_it_used_when_there_is_room(make, clock, rule):
-    """It shares no longer than it has to, though its overflow cell is in use, and it is not forgiven."""
+    """It shares no longer than necessary, though its overflow cell is in use, and it is not forgiven."""
     store = make(1)
     limiter, known = Limiter(rule, store=store), Limiter("1/d", store=store, name="known")
     known.hit("a")
@@ -276,7 +276,7 @@ def test_a_newcomer_gets_its_own_cell_with_what_it_used_when_there_is_room(make,
 
 
 def test_a_log_is_copied_whole(make, clock):
-    """Each entry of the overflow cell's log expires in the newcomer's own cell when it would have there."""
+    """Each entry of the overflow cell's log expires in the newcomer's own cell at its original time."""
     store = make(1)
     limiter = Limiter(SlidingWindowLog("5/min"), store=store)
     limiter.hit("known")
@@ -342,8 +342,8 @@ def sharing(limiter: Limiter, key: str, used: int) -> str:
 
 @pytest.mark.parametrize("rule", RULES[:4])
 def test_a_waiter_that_leaves_an_overflow_cell_takes_nothing_of_others_with_it(make, clock, rule):
-    """Two newcomers wait on one overflow cell, and those behind the one that leaves can't move up: all that stay keep what they
-    have charged, and the store keeps within max_keys."""
+    """Two newcomers wait on one overflow cell, and those behind the one that leaves can't move up: the remaining ones keep their
+    charges, and the store keeps within max_keys."""
     store = make(1)
     limiter, known = Limiter(rule, store=store), Limiter("1/d", store=store)
     known.hit("known")

@@ -1,4 +1,4 @@
-"""MemoryStore: listing and handing over, closing, and what is wrong is said."""
+"""MemoryStore: listing and handing over, closing, and errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ each = pytest.mark.parametrize("limit", KINDS, ids=str)
 
 @each
 def test_items_and_load_carry_a_limit_to_another_store(limit, clock):
-    """What `items` gives, `load` takes over: every key answers there as it did here, now and later."""
+    """The output of `items` can be loaded by `load`: every key answers there as it did here, now and later."""
     here, there = MemoryStore(clock=clock), MemoryStore(clock=clock)
     limiter, other = Limiter(limit, store=here), Limiter(limit, store=there)
     for number in range(50):
@@ -51,7 +51,7 @@ def test_items_and_load_carry_a_limit_to_another_store(limit, clock):
 
 @each
 def test_loading_twice_is_loading_once(limit, clock):
-    """A hand-over that is repeated does not charge anybody twice."""
+    """A repeated hand-over does not charge any key twice."""
     here, there = MemoryStore(clock=clock), MemoryStore(clock=clock)
     limiter, other = Limiter(limit, store=here), Limiter(limit, store=there)
     limiter.hit("a", cost=4)
@@ -63,7 +63,7 @@ def test_loading_twice_is_loading_once(limit, clock):
 
 @each
 def test_items_of_an_unknown_limit_are_none(limit, store):
-    """A limit that nobody used has no items."""
+    """An unused limit has no items."""
     assert list(store.items(Limiter(limit, store=store).named[0])) == []
 
 
@@ -85,7 +85,7 @@ def test_items_are_plain_data(store):
     assert [type(part) for part in state] == [int, int, int]
 
 
-# What is wrong is said
+# Errors
 
 
 @pytest.mark.parametrize("max_keys", [0, -1, 1.5, True, "10", None], ids=repr)
@@ -97,13 +97,13 @@ def test_max_keys_must_be_a_number_of_keys(max_keys):
 
 
 def test_a_clock_is_checked():
-    """What can't tell the time is a ConfigurationError when the store is made, not at its first decision."""
+    """An invalid clock is a ConfigurationError when the store is made, not at its first decision."""
     with pytest.raises(ConfigurationError, match=r"clock must have the methods of limitkeeper\.testing\.ManualClock, got 3"):
         MemoryStore(clock=3)
 
 
 def test_one_decision_may_not_name_a_limit_and_key_twice(store):
-    """Claims that name one limit and key twice are a ConfigurationError: say it once, with the whole cost."""
+    """Claims that name one limit and key twice are a ConfigurationError with the remedy: one claim with the whole cost."""
     limiter = Limiter("5/s", store=store)
     with pytest.raises(ConfigurationError, match="twice"):
         store.decide([*limiter.claims("a"), *limiter.claims("a")])
@@ -130,7 +130,7 @@ def test_what_is_wrong_never_kills_the_process(code, python):
 
 
 def test_a_key_to_load_must_be_a_text(store):
-    """A key that is no text is a TypeError, and nothing is stored."""
+    """A key that is no string is a TypeError, and nothing is stored."""
     limiter = Limiter("5/s", store=store)
     for key in (None, 5, b"a"):
         with pytest.raises(TypeError):
@@ -142,7 +142,7 @@ def test_a_key_to_load_must_be_a_text(store):
 
 
 def test_a_closed_store_has_let_go_of_its_keys(store):
-    """close() forgets everything, and may be called twice."""
+    """close() deletes all state, and may be called twice."""
     limiter = Limiter("5/s; sliding window log 5/s", store=store)
     limiter.hit("a")
     store.close()

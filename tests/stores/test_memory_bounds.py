@@ -20,7 +20,7 @@ from limitkeeper import (
     TokenBucket,
 )
 
-#: How many keys stand for "a million": all of them where it is quick.
+# : The number of keys for "a million": all of them where it is quick.
 MANY = 1_000_000 if limitkeeper.compiled else 40_000
 KINDS = [
     TokenBucket("10/h"),
@@ -72,7 +72,7 @@ def test_several_limits_share_the_room(clock):
 
 
 def test_strangers_share_cells_and_are_limited_there(clock):
-    """In a full store strangers are decided on overflow cells: neither locked out wholesale nor forgiven."""
+    """In a full store new keys are decided on overflow cells: neither all refused nor forgiven."""
     store = MemoryStore(max_keys=10, clock=clock)
     limiter = Limiter("1/h burst 2", store=store)
     for number in range(10):
@@ -86,7 +86,7 @@ def test_strangers_share_cells_and_are_limited_there(clock):
 
 
 def test_a_stranger_stays_on_its_shared_cell_until_that_is_as_new(clock):
-    """Room that comes free does not forgive a stranger: its overflow cell goes on counting until it is as new."""
+    """Free room does not forgive a new key: its overflow cell counts on until it is as new."""
     store = MemoryStore(max_keys=1, clock=clock)
     limiter = Limiter("1/s burst 2", store=store)
     limiter.hit("known")
@@ -100,7 +100,7 @@ def test_a_stranger_stays_on_its_shared_cell_until_that_is_as_new(clock):
 
 
 def test_known_keys_go_on_in_a_full_store(clock):
-    """A key that the store knows keeps its own cell while strangers share."""
+    """A known key keeps its own cell while new ones share."""
     store = MemoryStore(max_keys=3, clock=clock)
     limiter = Limiter("1/h burst 3", store=store)
     for key in "abc":
@@ -110,7 +110,7 @@ def test_known_keys_go_on_in_a_full_store(clock):
     assert [limiter.hit(key).remaining for key in "abc"] == [1, 1, 1]
 
 
-def test_idle_keys_make_room_without_anybody_asking(clock):
+def test_idle_keys_make_room_without_a_sweep(clock):
     """Keys that are as new again are forgotten a few per call: new keys get cells of their own."""
     store = MemoryStore(max_keys=1000, clock=clock)
     limiter = Limiter("10/s", store=store)
@@ -153,8 +153,8 @@ def test_idle_keys_vanish(limit, clock):
 
 
 @each
-def test_a_sweep_forgives_nobody(limit, clock):
-    """A sweep forgets only what is as new: a key that still owes something keeps its state."""
+def test_a_sweep_forgives_no_key(limit, clock):
+    """A sweep forgets only keys that are as new: a key in debt keeps its state."""
     store = MemoryStore(clock=clock)
     limiter = Limiter(limit, store=store)
     limiter.hit("a", cost=10)
@@ -248,8 +248,8 @@ def test_a_log_grows_with_calls_not_with_cost(clock):
     assert [cost for _, cost in entries] == [1, 1]
 
 
-def test_a_name_has_so_many_limits_and_says_so(monkeypatch):
-    """Who makes up a limit for every key is told at the last one that can be kept apart; those that were there go on."""
+def test_a_name_has_so_many_limits_and_a_warning_at_the_last(monkeypatch):
+    """A limiter with a limit for every key causes a warning at the last one that can be kept apart; earlier ones continue."""
     from limitkeeper.stores import cell_table
 
     assert cell_table.MOST_UNITS == 65_534

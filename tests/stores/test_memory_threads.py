@@ -142,7 +142,7 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no f
 
 @forks
 def test_a_forked_child_goes_on_with_a_state_of_its_own(python):
-    """A child starts with its parent's state; what it takes then is its own affair."""
+    """A child starts with its parent's state; its later charges do not affect the parent."""
     done = python(
         dedent(FORK)
         + dedent(

@@ -28,7 +28,7 @@ def test_every_waiter_gets_the_value() -> None:
 
 
 def test_tasks_of_any_loop_get_the_value() -> None:
-    """Tasks that wait for a value that a thread gets all get it."""
+    """Tasks that wait for a value from a thread all get it."""
     pending = Pending()
 
     async def main() -> list[object]:
@@ -67,7 +67,7 @@ def test_waiters_see_the_value_though_nothing_woke_them() -> None:
 
 
 def test_a_wait_that_is_over_before_it_begins_ends() -> None:
-    """Events that nobody sets, and values that nobody gets, with timeouts that may be over before their thread waits: threads
+    """Events that are never set, and values that never come, with timeouts that may be over before their thread waits: threads
     that switch all the time wait thousands of times, and none for ever."""
     done = []
 

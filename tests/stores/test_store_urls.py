@@ -15,7 +15,7 @@ from limitkeeper.stores.urls import SCHEMES, masked
 
 
 class NotedStore(MemoryStore):
-    """Stands where a store that needs a server would stand, and keeps what it was made of."""
+    """Replaces a store that needs a server, and records its arguments."""
 
     def __init__(self, *made_of, **options):
         super().__init__()
@@ -29,7 +29,7 @@ class NotedStore(MemoryStore):
 
 @pytest.fixture
 def noted(monkeypatch):
-    """The modules of stores beyond this process, so that what a URL says of them can be read back."""
+    """Replaces the modules of remote stores, so that the values from a URL can be read back."""
     for module, name in (("redis", "RedisStore"), ("leased", "LeasedStore"), ("sharded", "ShardedStore")):
         made = types.ModuleType(f"limitkeeper.stores.{module}")
         setattr(made, name, type(name, (NotedStore,), {}))
@@ -40,11 +40,11 @@ def named(store: Store) -> str:
     return type(store).__name__
 
 
-# What is understood
+# Accepted URLs
 
 
 def test_memory():
-    """memory:// is a MemoryStore, with max_keys if that is said."""
+    """memory:// is a MemoryStore, with max_keys if given."""
     assert type(store_from_url("memory://")) is MemoryStore
     assert store_from_url("memory://?max_keys=50").capacity.max_keys == 50
 
@@ -70,13 +70,13 @@ def test_a_shared_file(tmp_path):
     ],
 )
 def test_redis_urls_are_the_redis_stores_own(noted, url):
-    """Everything that is not a wrapper's goes to RedisStore as it is."""
+    """Every option that is not a wrapper's goes to RedisStore unchanged."""
     store = store_from_url(url)
     assert (named(store), store.made_of, store.options) == ("RedisStore", (url,), {})
 
 
 def test_a_guard_around_a_lease_around_redis(noted):
-    """guard= and lease= wrap: the guard is outside, and the server's URL is told without them."""
+    """guard= and lease= wrap: the guard is outside, and the server's URL is passed on without them."""
     guard = store_from_url("redis://host/0?prefix=a&guard=local&share=1/4&budget=5ms&lease=50&life=200ms&strict=true")
     assert isinstance(guard, GuardedStore)
     assert (guard.on_failure, guard.budget_us) == ("local", 5_000)
@@ -114,7 +114,7 @@ def test_shards_are_one_store_for_each_host(noted):
 
 
 def test_a_limiter_takes_a_wrapped_url():
-    """`store=` is where configuration goes."""
+    """`store=` accepts a URL from configuration."""
     with closing(Limiter("5/s", store="memory://?guard=local&share=2")) as limiter:
         assert limiter.hit("a").remaining == 4
 
@@ -134,7 +134,7 @@ def test_memory_imports_nothing_that_it_does_not_need(python):
 
 
 def test_stores_can_be_named_from_the_package():
-    """limitkeeper.GuardedStore and limitkeeper.stores.GuardedStore are one class, brought when it is named."""
+    """limitkeeper.GuardedStore and limitkeeper.stores.GuardedStore are one class, imported when it is named."""
     assert limitkeeper.GuardedStore is limitkeeper.stores.GuardedStore is GuardedStore
     assert {"GuardedStore", "SharedStore"} <= set(dir(limitkeeper)) & set(dir(limitkeeper.stores))
     with pytest.raises(AttributeError, match="no attribute 'SqlStore'"):
@@ -143,7 +143,7 @@ def test_stores_can_be_named_from_the_package():
         limitkeeper.stores.SqlStore
 
 
-# What is not
+# Refused URLs
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_stores_can_be_named_from_the_package():
     ],
 )
 def test_a_mistake_names_the_part_and_the_remedy(url, said):
-    """Each wrong part of a URL is a ConfigurationError that shows the URL and what to write."""
+    """Each wrong part of a URL is a ConfigurationError that shows the URL and the right form."""
     with pytest.raises(ConfigurationError, match=said) as caught:
         store_from_url(url)
     assert repr(url) in str(caught.value)
@@ -198,7 +198,7 @@ def test_a_mistake_names_the_part_and_the_remedy(url, said):
     ],
 )
 def test_a_mistake_around_a_server_does_too(noted, url, said):
-    """Wrappers are read before any server is asked."""
+    """Wrappers are parsed before any server is called."""
     with pytest.raises(ConfigurationError, match=said):
         store_from_url(url)
 
@@ -235,7 +235,7 @@ def test_a_password_is_never_shown(noted, url):
 
 
 def test_what_is_missing_names_the_way_to_get_it(monkeypatch):
-    """A store whose module or client library is not there says what to install."""
+    """A store whose module or client library is missing is an error that names what to install."""
     for module in ("redis", "leased", "sharded"):
         monkeypatch.setitem(sys.modules, f"limitkeeper.stores.{module}", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'limitkeeper\[redis\]'"):
@@ -247,7 +247,7 @@ def test_what_is_missing_names_the_way_to_get_it(monkeypatch):
 
 
 def test_every_scheme_is_listed_once():
-    """The schemes that an error lists are all there are."""
+    """The schemes listed in an error are all there are."""
     assert len(SCHEMES) == len(set(SCHEMES))
     assert masked("memory://") == "'memory://'"
 

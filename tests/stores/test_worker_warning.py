@@ -1,4 +1,4 @@
-"""The pitfall of a store per process, as real processes show it, and the warning where there is evidence of it."""
+"""The pitfall of a store per process, with real processes, and the warning where there is evidence of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from limitkeeper import Limiter, MemoryStore, SeveralWorkers, store_from_url
 from limitkeeper.stores import worker_warning
 from limitkeeper.stores.worker_warning import several_workers
 
-#: Runs `work(number)` in so many children at once; each keeps alive until all are done. What each printed comes out in order.
+# : Runs `work(number)` in so many children at once; each stays alive until all are done. Their output comes out in order.
 FORKS = """
 import os, sys, warnings, limitkeeper
 from limitkeeper import Limiter, MemoryStore, SeveralWorkers
@@ -62,7 +62,7 @@ def forks(python):
 
 @pytest.fixture
 def untold(monkeypatch):
-    """As if nobody had been warned yet."""
+    """Resets the flag that a warning was given."""
     monkeypatch.setattr(worker_warning, "_warned", False)
 
 
@@ -77,7 +77,7 @@ def test_ten_processes_with_their_own_memory_admit_ten_times_the_limit(forks):
 
 
 def test_ten_processes_on_one_shared_file_admit_the_limit(forks, tmp_path):
-    """The same ten workers with one SharedStore: five get through, whoever they are."""
+    """The same ten workers with one SharedStore: five are admitted, whichever workers they are."""
     path = str(tmp_path / "limits")
     received = forks(
         f"from limitkeeper import SharedStore\nprint(children(10, lambda i: hits(Limiter('5/h', store=SharedStore({path!r})))))"
@@ -89,28 +89,28 @@ def test_ten_processes_on_one_shared_file_admit_the_limit(forks, tmp_path):
 # A store made before a fork
 
 
-def test_two_children_with_copies_of_one_store_are_told(forks):
-    """Of four workers that inherited a limiter and use it, one is told, once."""
+def test_two_children_with_copies_of_one_store_cause_a_warning(forks):
+    """Of four workers that inherited a limiter and use it, one warns, once."""
     received = forks("limiter = Limiter('5/h')\nprint(children(4, lambda i: hits(limiter)))")
     assert [admitted for admitted, _ in received] == [5] * 4
     assert [warned for _, warned in received] == [0, 1, 0, 0]
 
 
-def test_a_memory_url_is_told_too(forks):
-    """memory:// is the same store in other words."""
+def test_a_memory_url_causes_the_warning_too(forks):
+    """memory:// is the same store in URL form."""
     received = forks("limiter = Limiter('5/h', store='memory://?max_keys=50')\nprint(children(2, lambda i: hits(limiter)))")
     assert [warned for _, warned in received] == [0, 1]
 
 
 @pytest.mark.parametrize("verb", ["limiter.hit_many(['a'])", "limiter.peek('a')", "limiter.acquire('a')", "limiter.reserve('a')"])
 def test_every_verb_is_a_use(forks, verb):
-    """Whatever a child asks first, it is noticed."""
+    """Whatever verb a child uses first, it is noticed."""
     received = forks(f"limiter = Limiter('5/h')\nprint(children(2, lambda i: {verb} and 1 or 1))")
     assert [warned for _, warned in received] == [0, 1]
 
 
 def test_a_store_that_was_used_before_the_fork_goes_on_from_there(forks):
-    """What the parent took is taken in every child's copy, as if nobody watched."""
+    """The parent's charges count in every child's copy, unaffected by the check."""
     received = forks("limiter = Limiter('5/h')\nlimiter.hit('user')\nprint(children(2, lambda i: hits(limiter)))")
     assert [admitted for admitted, _ in received] == [4, 4]
 
@@ -131,7 +131,7 @@ def test_a_store_that_was_used_before_the_fork_goes_on_from_there(forks):
     ids=lambda value: value.replace(" ", "-") if "(" not in value else "",
 )
 def test_no_false_alarm_in_children(forks, why, code):
-    """Pools that make their own limiters, children one after the other, and copies that nobody uses are no evidence."""
+    """Pools that make their own limiters, children one after the other, and unused copies are no evidence."""
     received = forks(code)
     assert received == [(5, 0)] * len(received)
 
@@ -164,13 +164,13 @@ def test_no_false_alarm_in_children(forks, why, code):
         ([], {}, None),
     ],
 )
-def test_a_server_says_how_many_workers_it_has(argv, environment, server):
-    """The command line and the environment of a known server are evidence, as it reads them; nothing else is."""
+def test_the_number_of_workers_of_a_server_is_read(argv, environment, server):
+    """The command line and the environment of a known server are evidence, parsed as it does; nothing else is."""
     assert several_workers(argv, environment, {}) == server
 
 
-def test_servers_that_say_it_in_python():
-    """gunicorn's arbiter knows the workers forked before this one, whatever its configuration file says; uWSGI tells a number."""
+def test_servers_that_configure_it_in_python():
+    """gunicorn's arbiter has the workers forked before this one, whatever its configuration file; uWSGI has a number."""
     arbiter = types.SimpleNamespace(Arbiter=types.SimpleNamespace(WORKERS={123: "worker"}))
     assert several_workers(["x"], {}, {"gunicorn.arbiter": arbiter}) == "gunicorn"
     arbiter.Arbiter.WORKERS.clear()
@@ -182,7 +182,7 @@ def test_servers_that_say_it_in_python():
 
 @pytest.mark.parametrize("make", [lambda: Limiter("5/s"), lambda: store_from_url("memory://")], ids=["default", "url"])
 def test_a_worker_is_warned_once_with_the_remedy(monkeypatch, untold, make):
-    """The first limiter of a worker that keeps its state in memory warns, and says what to use; the others are silent."""
+    """The first limiter of a worker that keeps its state in memory warns, with the remedy; the others do not."""
     monkeypatch.setattr(sys, "argv", ["/bin/gunicorn", "-w", "4", "app:app"])
     with pytest.warns(SeveralWorkers, match=r"gunicorn runs several workers.*SharedStore.*RedisStore") as caught:
         make()
@@ -193,7 +193,7 @@ def test_a_worker_is_warned_once_with_the_remedy(monkeypatch, untold, make):
 
 
 def test_a_store_that_was_chosen_is_no_reason_to_warn(monkeypatch, untold, tmp_path):
-    """MemoryStore() written out, and stores that workers share, are silent."""
+    """An explicit MemoryStore(), and stores that workers share, cause no warning."""
     monkeypatch.setattr(sys, "argv", ["/bin/gunicorn", "-w", "4", "app:app"])
     Limiter("5/s", store=MemoryStore())
     with store_from_url(f"shared://{tmp_path}/limits") as store:

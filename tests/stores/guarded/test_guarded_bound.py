@@ -1,4 +1,5 @@
-"""Law 11 for guards: however a store comes and goes, what is let through without it is at most the declared share's own bound."""
+"""Law 11 for guards: however a store fails and recovers, what is admitted without it is at most the declared share's own bound.
+Law 11 for guards: however a store fails and recovers, what is admitted without it is at most the declared share's own bound."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ class Fleet:
         self.links[node].failing.clear()
 
     def check(self) -> None:
-        """The central limit holds for what it decided, and each node's share for what that node decided alone."""
+        """The central limit holds for the store's decisions, and each node's share for the node's own."""
         check_bound(self.limit, [(at // self.limit.tick, cost) for at, cost in self.remote])
         share = shared_limit(self.limit, Fraction(1, len(self.guards)))
         for admitted in self.here:
@@ -105,7 +106,7 @@ def test_outages_admit_at_most_the_share_however_often_they_come(algorithm):
 
 
 def saturated(fleet: Fleet, seconds: float) -> int:
-    """Every node asks until it is refused, twenty times a second, for so long."""
+    """Every node calls until it is refused, twenty times a second, for so long."""
     admitted = 0
     for _ in range(round(seconds * 20)):
         for node in range(len(fleet.guards)):
@@ -118,8 +119,8 @@ def saturated(fleet: Fleet, seconds: float) -> int:
 
 
 def test_a_whole_outage_with_both_its_edges():
-    """Four nodes on 40/s burst 40, cut off for three of five busy seconds: each lets through ten and ten a second, and not one
-    more; together that is one burst and one rate, beside what the central limit allows."""
+    """Four nodes on 40/s burst 40, cut off for three of five busy seconds: each admits ten and ten a second, and not one more;
+    together that is one burst and one rate, beside the central limit."""
     fleet = Fleet(TokenBucket("40/s"), nodes=4)
     saturated(fleet, 1)
     for node in range(4):
@@ -129,13 +130,13 @@ def test_a_whole_outage_with_both_its_edges():
         fleet.connect(node)
     saturated(fleet, 1)
     fleet.check()
-    assert during == 4 * (10 + int(10 * 2.95))  # the last question came at 2.95 s
+    assert during == 4 * (10 + int(10 * 2.95))  # the last call was at 2.95 s
     most = 40 + 40 * 4.95 + 4 * (10 + 10 * 4.95)
     assert len(fleet.remote) + sum(len(one) for one in fleet.here) <= most
 
 
 def test_flapping_gives_no_burst_twice():
-    """A store that goes away ten times in a second costs one burst of the share, not ten: its state is kept in between."""
+    """A store that fails ten times in a second costs one burst of the share, not ten: its state is kept in between."""
     fleet = Fleet(TokenBucket("4/h burst 40"), nodes=4)
     for _ in range(10):
         fleet.cut(0)

@@ -1,4 +1,4 @@
-"""The breaker alone: a pure state machine, with time and chance as arguments."""
+"""The breaker alone: a pure state machine, with time and random numbers as arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from limitkeeper.stores.guarded.breaker import CLOSED, HALF_OPEN, LEAST_US, OPEN
 
 
 class Always(Random):
-    """Chance that always says the same."""
+    """A random generator that always returns the same number."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def test_there_is_one_probe_at_a_time():
 
 
 def test_closed_there_is_nothing_to_probe():
-    """A probe is for an open breaker."""
+    """Only an open breaker is probed."""
     assert made().begin_probe() is False
 
 
@@ -123,7 +123,7 @@ def test_an_answered_probe_lets_callers_through_bit_by_bit():
 
 
 def test_after_the_ramp_it_is_closed_and_has_forgotten():
-    """Closed again, it takes as many failures as ever to open it, and backing off begins anew."""
+    """Closed again, it takes as many failures as before to open it, and backoff starts again."""
     breaker = opened(made())
     for _ in range(4):
         breaker.probe_failed(0)
@@ -136,7 +136,7 @@ def test_after_the_ramp_it_is_closed_and_has_forgotten():
 
 
 def test_one_failure_while_half_open_opens_it_again_and_goes_on_backing_off():
-    """A server that answers probes and fails its callers is left alone for longer each time."""
+    """A server that answers probes and fails its callers is not called for longer each time."""
     breaker, waits = opened(made()), []
     for now in range(0, 4_000_000, 1_000_000):
         breaker.probe_succeeded(now)
@@ -154,7 +154,7 @@ def test_a_late_failure_changes_nothing_once_it_is_open():
 
 
 @given(st.lists(st.sampled_from(["ok", "fail", "probe ok", "probe fail", "wait"]), max_size=60), st.integers(0, 1000))
-def test_it_is_always_in_one_of_its_states_and_asks_only_when_it_may(steps, seed):
+def test_it_is_always_in_one_of_its_states_and_probes_only_when_it_may(steps, seed):
     """On any course of events: `closed` agrees with the state, open lets no caller through, and a probe is always ahead."""
     breaker, now = Breaker(Random(seed), 2, 0.5, 1000, 8000, 10_000), 0
     for step in steps:
@@ -175,7 +175,7 @@ def test_it_is_always_in_one_of_its_states_and_asks_only_when_it_may(steps, seed
 
 
 @pytest.mark.parametrize(("failures", "ratio"), [(0, 0.5), (True, 0.5), (1.5, 0.5), (5, 0), (5, 1.5), (5, -1)])
-def test_a_breaker_that_makes_no_sense_says_so(failures, ratio):
+def test_a_breaker_with_invalid_settings_is_an_error(failures, ratio):
     """Failures are counted in whole numbers from one, a ratio lies between 0 and 1."""
     with pytest.raises(ConfigurationError, match=r"failures|ratio"):
         made(failures=failures, ratio=ratio)

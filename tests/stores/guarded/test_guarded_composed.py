@@ -21,7 +21,7 @@ from limitkeeper import (
 
 
 class AtOnce(FailingStore):
-    """Answers some hits from what it has at hand."""
+    """Answers some hits from local state."""
 
     at_hand = 3
 
@@ -58,7 +58,7 @@ def test_what_the_store_has_at_hand_is_answered_at_once(store, clock):
 
 
 def test_failing_at_what_is_at_hand_is_a_failure(store, clock):
-    """A store that fails there too is answered for."""
+    """A store that fails there too is replaced by the share."""
     behind = AtOnce(store)
     behind.failing |= {"hit_nowait"}
     guard = guard_of(behind, clock)
@@ -106,7 +106,7 @@ def test_a_guard_for_each_shard_keeps_the_others_going(sharded, shards, clock):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_charge_over_a_dead_shard_and_a_living_one_goes_back_to_both(sharded, shards, clock, when):
-    """A reservation on two shards, one of them answered for by its guard, gives back to each where it was charged."""
+    """A reservation on two shards, one of them replaced by its guard's share, gives back to each where it was charged."""
     guards = {name: guard_of(shard, clock) for name, shard in shards.items()}
     store = sharded(guards, hot=False)
     limiter = Limiter({"user": FixedWindow("10/h"), "tenant": FixedWindow("10/h")}, store=store)
@@ -127,14 +127,14 @@ def test_a_charge_over_a_dead_shard_and_a_living_one_goes_back_to_both(sharded, 
 
 
 def test_one_guard_around_all_shards(sharded, shards, clock):
-    """A guard outside answers for all keys when a shard fails, and comes back when that shard does."""
+    """A guard outside answers for all keys when a shard fails, and recovers when that shard does."""
     guard = guard_of(sharded(shards, hot=False), clock)
     limiter = Limiter(TokenBucket("10/h"), store=guard)
     shards["two"].failing |= ALL
     for n in range(60):
         assert limiter.hit(f"user {n}")
     assert guard.state == "open"
-    assert guard.probe() is False  # it asks the shard that failed, not any other
+    assert guard.probe() is False  # it calls the shard that failed, not any other
     shards["two"].failing.clear()
     assert guard.probe() is True
 
@@ -143,7 +143,7 @@ def test_one_guard_around_all_shards(sharded, shards, clock):
 
 
 def test_a_guard_around_leases(clock):
-    """Hits from a lease go on while the parent is away; when it is used up, the share decides."""
+    """Hits from a lease continue while the parent is away; when it is used up, the share decides."""
     leased = pytest.importorskip("limitkeeper.stores.leased", reason="LeasedStore is not there").LeasedStore
     parent = FailingStore(MemoryStore(clock=clock))
     guard = guard_of(leased(parent, lease=5), clock)
@@ -152,14 +152,14 @@ def test_a_guard_around_leases(clock):
     parent.failing |= ALL
     decisions = [limiter.hit("a") for _ in range(80)]
     here = [guard.answered_here(one) for one in decisions]
-    assert here.index(True) >= 1  # what was leased was served first
+    assert here.index(True) >= 1  # the lease was used up first
     assert sum(map(bool, (one for one in decisions if guard.answered_here(one)))) == 50
     guard.close()
 
 
 @pytest.mark.parametrize("on_failure", ["open", "closed"])
 def test_a_closed_store_is_no_store_that_fails(tmp_path, on_failure):
-    """After close() a guard has no fallback: a call is an error, whatever on_failure says."""
+    """After close() a guard has no fallback: a call is an error, whatever on_failure is."""
     guard = GuardedStore(SharedStore(tmp_path / "limits"), on_failure=on_failure)
     one, several = Limiter("50/h", store=guard), Limiter({"a": "5/s", "b": "5/min"}, store=guard)
     assert one.hit("a")

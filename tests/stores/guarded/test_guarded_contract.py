@@ -1,4 +1,4 @@
-"""A guard changes nothing while its store is well: the contract on guarded stores, with and without a deadline of their own."""
+"""A guard changes nothing while its store works: the contract on guarded stores, with and without a deadline of their own."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_a_guard_is_as_local_as_its_store(store, near):
 
 
 def test_rebook_is_offered_when_the_store_behind_offers_it(store):
-    """A line moves up behind a guard exactly where it does without one."""
+    """A queue moves up behind a guard exactly where it does without one."""
     assert GuardedStore(store).can_rebook
     assert not GuardedStore(FailingStore(store)).can_rebook
 
 
-def test_a_guard_keeps_its_word_to_a_guard_around_it(store):
-    """Asked for less time, a guard passes that on; asked for more, it keeps to its own."""
+def test_a_guard_keeps_its_deadline_to_a_guard_around_it(store):
+    """A guard passes a shorter deadline on; with a longer one, it keeps to its own."""
     guard = GuardedStore(FailingStore(store), budget="20ms")
     assert guard.answers_within(5_000) is True
     assert (guard.budget_us, guard._store.budget_us) == (5_000, 5_000)

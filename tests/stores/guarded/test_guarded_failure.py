@@ -1,4 +1,4 @@
-"""A store that fails, behind a guard: the answers meanwhile, where charges are given back, and the events."""
+"""A store that fails, behind a guard: the answers meanwhile, the place of refunds, and the events."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def broken(behind, guard, limiter):
 
 
 def mended(behind, guard, clock):
-    """Lets the store be well until its guard is closed."""
+    """Lets the store work until its guard is closed."""
     behind.failing.clear()
     assert guard.probe() is True
     clock.advance(1)
@@ -60,8 +60,8 @@ def mended(behind, guard, clock):
 # Answers without the store
 
 
-def test_open_lets_through_and_says_so(make, behind, guarded):
-    """on_failure="open": allowed, with the limit's own name and size; all of it is there, since nothing is counted."""
+def test_open_admits_and_the_decision_shows_it(make, behind, guarded):
+    """on_failure="open": allowed, with the limit's own name and size; all of it remains, since nothing is counted."""
     guard = guarded("open")
     limiter = make(TokenBucket("5/s burst 10"), store=guard)
     behind.failing |= ALL
@@ -72,14 +72,14 @@ def test_open_lets_through_and_says_so(make, behind, guarded):
 
 
 def test_open_still_refuses_what_can_never_fit(make, behind, guarded):
-    """A cost above the limit is never, store or not."""
+    """A cost above the limit is refused for ever, with the store or without."""
     limiter = make(TokenBucket("5/s burst 10"), store=guarded("open"))
     behind.failing |= ALL
     assert limiter.hit("a", cost=11).retry_after == float("inf")
 
 
 def test_closed_refuses_until_the_next_probe(make, behind, guarded, clock):
-    """on_failure="closed": refused, to be asked again when the store may be back; nothing still costs nothing."""
+    """on_failure="closed": refused, with the next probe as the retry time; a cost of nothing is still allowed."""
     guard = guarded("closed")
     limiter = make(TokenBucket("5/s burst 10"), store=guard)
     broken(behind, guard, limiter)
@@ -105,7 +105,7 @@ def test_local_enforces_the_share(make, behind, guarded, clock):
 
 
 def test_what_is_too_large_for_the_share_only_is_not_refused_for_ever(make, behind, guarded, clock):
-    """A cost that fits the limit but not the share may pass when the store is back: come again at the next probe."""
+    """A cost that fits the limit but not the share may pass when the store is back: the retry is the next probe."""
     guard = guarded("local", share=4)
     limiter = make(TokenBucket("8/s"), store=guard)
     broken(behind, guard, limiter)
@@ -116,7 +116,7 @@ def test_what_is_too_large_for_the_share_only_is_not_refused_for_ever(make, behi
 
 @pytest.mark.parametrize("on_failure", ["open", "closed", "local"])
 def test_several_limits_are_answered_together(make, behind, guarded, on_failure):
-    """Each limit has its part in the answer, and the one that decides speaks for all."""
+    """Each limit has its part in the answer, and the deciding one is its result."""
     guard = guarded(on_failure, share=2 if on_failure == "local" else None)
     limiter = make({"user": TokenBucket("4/s"), "tenant": FixedWindow("100/min")}, store=guard)
     behind.failing |= ALL
@@ -146,7 +146,7 @@ def test_every_verb_is_answered_without_the_store(make, behind, guarded, on_fail
 
 
 def test_a_peek_of_the_share_takes_nothing(make, behind, guarded):
-    """Looking while the store is away charges nothing here either."""
+    """Peeking while the store is away charges nothing here either."""
     limiter = make("8/s", store=guarded("local", share=4))
     behind.failing |= ALL
     assert [limiter.peek("a").remaining for _ in range(3)] == [2, 2, 2]
@@ -160,18 +160,18 @@ def test_hit_many_sees_its_own_hits_in_the_share(make, behind, guarded):
 
 
 def test_a_share_can_be_waited_for(make, behind, guarded, clock):
-    """acquire on the share charges a start to come and sleeps until then."""
+    """acquire on the share charges a future start and sleeps until then."""
     limiter = make("8/s", store=guarded("local", share=4))
     behind.failing |= ALL
     limiter.hit("a", cost=2)
     assert limiter.acquire("a").wait == 0.5
 
 
-# When the store is called
+# Calls of the store
 
 
 def test_a_refusal_is_no_failure(make, behind, guarded):
-    """A store that refuses is well."""
+    """A store that refuses is not failing."""
     guard = guarded()
     limiter = make("1/h", store=guard)
     for _ in range(20):
@@ -180,7 +180,7 @@ def test_a_refusal_is_no_failure(make, behind, guarded):
 
 
 def test_other_exceptions_are_no_failure_and_are_not_hidden(behind, guarded, monkeypatch):
-    """What is not a StoreError is a mistake, and goes to the caller."""
+    """An exception other than StoreError is a bug, and goes to the caller."""
     guard = guarded()
     limiter = Limiter("5/s", store=guard)
     monkeypatch.setattr(behind, "decide", lambda *_, **__: 1 / 0)
@@ -203,7 +203,7 @@ def test_an_open_guard_does_not_call_its_store(make, behind, guarded):
 
 
 def test_a_probe_is_one_call_that_charges_nothing(behind, guarded, clock, store):
-    """A probe asks again what failed, without charging it."""
+    """A probe repeats the failed call, without charging it."""
     guard = guarded()
     limiter = Limiter("5/s", store=guard)
     broken(behind, guard, limiter)
@@ -217,7 +217,7 @@ def test_a_probe_is_one_call_that_charges_nothing(behind, guarded, clock, store)
 
 
 def test_recovery_is_gradual(behind, guarded, clock):
-    """Half open, few ask at first; at the end of the ramp all do."""
+    """Half open, few calls reach the store at first; at the end of the ramp all do."""
     guard = guarded()
     limiter = Limiter("1000000/s", store=guard)
     broken(behind, guard, limiter)
@@ -237,7 +237,7 @@ def test_recovery_is_gradual(behind, guarded, clock):
 
 
 def test_a_fleet_comes_back_without_a_stampede(store, clock):
-    """Forty nodes that lost a server together come back to it over a second: its load never jumps by more than a quarter."""
+    """Forty nodes that lost a server together return to it over a second: its load never jumps by more than a quarter."""
     links = [FailingStore(store, local=True) for _ in range(40)]
     guards = [
         GuardedStore(link, failures=1, backoff="100ms", max_backoff=1, ramp=1, clock=clock, rng=Random(n))
@@ -255,14 +255,14 @@ def test_a_fleet_comes_back_without_a_stampede(store, clock):
             limiter.hit("a")
         loads.append(sum(len(link.calls) for link in links))
         clock.advance(0.02)
-    assert max(loads[1:50]) <= 15  # probes of servers that are away, spread by chance
+    assert max(loads[1:50]) <= 15  # probes of servers that are away, spread at random
     assert loads[-1] == 40
     assert max(after - before for before, after in pairwise(loads[50:])) <= 10
     assert sum(loads[50:75]) < 25 * 40 / 2
 
 
 def test_one_failure_while_half_open_costs_one_call(behind, guarded, clock):
-    """A store that fails its first caller again is left alone at once."""
+    """A store that fails its first caller again is not called any more at once."""
     guard = guarded()
     limiter = Limiter("5/s", store=guard)
     broken(behind, guard, limiter)
@@ -291,11 +291,11 @@ def test_a_limiter_can_be_made_while_the_store_is_down(behind, guarded, store, m
     assert known == ["slow"]
 
 
-# Where charges are given back
+# Refunds
 
 
 def test_a_local_charge_goes_back_to_the_share(make, behind, guarded):
-    """What was charged here is given back here, exactly, also after the store is back."""
+    """A charge made here is given back here, exactly, also after the store is back."""
     guard = guarded("local", share=4)
     limiter = make("8/s", store=guard)
     broken(behind, guard, limiter)
@@ -348,7 +348,7 @@ def test_a_charge_of_the_store_that_cannot_go_back_is_dropped_and_published(make
 
 
 def test_a_charge_of_the_store_goes_back_to_it_after_recovery(make, behind, guarded, clock):
-    """A reservation made before an outage and settled after it is as if there had been none."""
+    """A reservation made before an outage and settled after it has the same result as without the outage."""
     guard = guarded("local", share=2)
     limiter = make(FixedWindow("8/h"), store=guard)
     reservation = limiter.reserve("a", cost=5)
@@ -381,7 +381,7 @@ def test_a_refund_goes_to_the_share_while_it_decides(make, behind, guarded):
 
 
 def test_a_local_reservation_is_undone_exactly(make, behind, guarded):
-    """Cancelling the last start to come of the share leaves it as if it had never been made."""
+    """Cancelling the last future start of the share leaves it as if it had never been made."""
     guard = guarded("local", share=2)
     limiter = make(FixedWindow("4/min"), store=guard)
     broken(behind, guard, limiter)
@@ -394,7 +394,7 @@ def test_a_local_reservation_is_undone_exactly(make, behind, guarded):
 
 
 def test_reset_raises_when_the_store_cannot_be_reached(make, behind, guarded):
-    """A key that is not forgotten everywhere is not forgotten, and the caller gets the error."""
+    """A reset that fails in the store is an error for the caller, since the key is not forgotten everywhere."""
     guard = guarded("local", share=2)
     limiter = make("8/s", store=guard)
     behind.failing |= ALL
@@ -408,7 +408,7 @@ def test_reset_raises_when_the_store_cannot_be_reached(make, behind, guarded):
 
 
 def test_items_and_load_are_the_stores_own(behind, guarded):
-    """What the store keeps can't be listed nor loaded while it is away."""
+    """The store's keys can't be listed nor loaded while it is away."""
     guard = guarded()
     limiter = Limiter("8/s", store=guard)
     limiter.hit("a")
@@ -424,7 +424,7 @@ def test_items_and_load_are_the_stores_own(behind, guarded):
 
 
 def test_those_behind_a_leaver_move_up_while_the_store_fails(store, guarded, clock):
-    """Waiters exchange their starts without the store: those behind move up, and what can't be given back is dropped."""
+    """Waiters exchange their starts without the store: those behind move up, and a failed refund is dropped."""
     guard = guarded("local", share=2, inner=store)
     limiter = Limiter("2/s burst 2", store=guard)
     limiter.hit("a", cost=2)
@@ -438,7 +438,7 @@ def test_those_behind_a_leaver_move_up_while_the_store_fails(store, guarded, clo
 
 
 def test_a_line_that_cannot_be_moved_because_the_store_fails_stays(store, guarded, monkeypatch):
-    """When the store fails, the charge of the waiter that leaves is dropped and an event says so; the one behind moves up."""
+    """When the store fails, the charge of the waiter that leaves is dropped with an event; the one behind moves up."""
 
     class Failing(type(store)):
         def rebook(self, turns):
@@ -490,8 +490,8 @@ def test_decisions_made_here_are_counted_not_published(behind, guarded):
     assert guard.stats().degraded == 2 + 100 + 2
 
 
-def test_stats_say_what_happened(behind, guarded, clock):
-    """stats() counts failures, openings, probes and answers made here, and says since when."""
+def test_stats_show_what_happened(behind, guarded, clock):
+    """stats() counts failures, openings, probes and local answers, and has the time of the last change."""
     guard = guarded("closed")
     limiter = Limiter("5/s", store=guard)
     clock.advance(5)
@@ -512,7 +512,7 @@ def test_a_listener_that_fails_changes_nothing(behind, guarded, caplog):
     assert guard.events.failures == 1
 
 
-# Making one
+# Construction
 
 
 @pytest.mark.parametrize(
@@ -524,7 +524,7 @@ def test_a_listener_that_fails_changes_nothing(behind, guarded, caplog):
         ({"budget": 0}, "20ms"),
     ],
 )
-def test_a_guard_that_makes_no_sense_says_what_to_write(store, arguments, said):
+def test_invalid_settings_of_a_guard_name_the_remedy(store, arguments, said):
     """Mistakes are errors that name the argument and the remedy."""
     with pytest.raises(ConfigurationError, match=said):
         GuardedStore(store, **arguments)
@@ -537,7 +537,7 @@ def test_a_guard_needs_a_store():
 
 
 def test_a_closed_guard_closes_its_store(store, clock):
-    """close() and aclose() let go of the store behind and of the share."""
+    """close() and aclose() close the store behind and the share."""
     with GuardedStore(store, on_failure="local", share=2) as guard:
         Limiter("5/s", store=guard).hit("a")
         assert len(store) == 1
@@ -551,7 +551,7 @@ def test_a_closed_guard_closes_its_store(store, clock):
     assert len(store) == 0
 
 
-# On the wire
+# Responses
 
 
 def test_the_reset_header_of_a_share_is_a_moment_of_today(store, clock, tmp_path):

@@ -1,4 +1,4 @@
-"""A store that really hangs: the budget, what happens to late answers, and the background prober."""
+"""A store that really hangs: the budget, late answers, and the background prober."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from limitkeeper.stores.guarded import GuardedStore
 from limitkeeper.stores.guarded.deadline_store import DeadlineStore, give_back_late, start_daemon
 from limitkeeper.stores.sans_io import Call, perform_call, run
 
-#: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
+# : What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.5
 #: A breaker that has opened stays open for as long as a test lasts.
 NEVER = {"backoff": 600, "max_backoff": 600}
-#: A breaker that stays closed through many calls in vain: on a busy machine many of them are not begun in time.
+# : A breaker that stays closed through many failed calls: on a busy machine many of them are not begun in time.
 LATE = {"failures": 2000, "ratio": 1}
 
 
@@ -45,7 +45,7 @@ def hangs(guard, call) -> None:
 
 
 async def soon(so) -> None:
-    """Waits until it is so."""
+    """Waits until the condition holds."""
     async with asyncio.timeout(30):
         while not so():
             await asyncio.sleep(0.002)
@@ -71,7 +71,7 @@ def test_a_hung_store_costs_the_budget_and_then_nothing(store, watch, eventually
 
 
 def test_a_late_charge_is_given_back(store, eventually):
-    """What an abandoned call charged when it came through after all goes back to the store."""
+    """A charge by an abandoned call that succeeds late goes back to the store."""
     hanging = HangingStore(store)
     guard = GuardedStore(hanging, budget="5ms", background=False, **LATE)
     limiter = Limiter(FixedWindow("10/400d"), store=guard)
@@ -126,7 +126,7 @@ def test_abandoned_calls_are_bounded(store, eventually):
 
 
 def test_a_probe_gets_through_although_all_others_hang_for_ever(store, eventually):
-    """Calls that never come back do not keep a guard from finding out that the store is back."""
+    """Calls that never return do not keep a guard from noticing that the store is back."""
     hanging = HangingStore(store)
     guard = GuardedStore(hanging, budget="5ms", background=False, clock=store.clock, **LATE)
     guard._store.pool.max_calls = 4
@@ -136,7 +136,7 @@ def test_a_probe_gets_through_although_all_others_hang_for_ever(store, eventuall
     eventually(lambda: (guard.stats().abandoned, len(hanging.calls)) == (4, 4))
     while guard.stats().abandoned < 5:  # a probe that no worker has begun in time leaves nothing behind
         assert guard.probe() is False
-    hanging.hangs = False  # the server is back; what was asked before stays unanswered
+    hanging.hangs = False  # the server is back; earlier calls stay unanswered
     guard._store.budget_us = 60_000_000
     assert guard.probe() is True
     assert guard.stats().abandoned == 5
@@ -190,7 +190,7 @@ def test_a_call_that_no_worker_has_begun_is_not_made(store, eventually):
 
 
 def test_threads_in_their_budget_are_all_answered(store):
-    """More callers than threads: each is asked for in its turn, and none is lost."""
+    """More callers than threads: each is served in order, and none is lost."""
     deadline_store = DeadlineStore(FailingStore(store), 60_000_000)
     deadline_store.pool.max_calls = 3
     limiter = Limiter(FixedWindow("1000/400d"), store=deadline_store)
@@ -204,7 +204,7 @@ def test_threads_in_their_budget_are_all_answered(store):
 
 
 def test_idle_threads_end_when_the_guard_is_closed(store, eventually):
-    """close() lets the waiting threads go."""
+    """close() releases the waiting threads."""
     before = set(threading.enumerate())
     guard = GuardedStore(FailingStore(store), budget=60)
     Limiter("5/s", store=guard).hit("a")
@@ -219,7 +219,7 @@ def test_idle_threads_end_when_the_guard_is_closed(store, eventually):
 
 
 def test_a_hung_store_costs_a_task_the_budget_and_then_nothing(hanging, watch):
-    """The same for asyncio, and the loop goes on meanwhile."""
+    """The same for asyncio, and the loop continues meanwhile."""
 
     async def main():
         guard = GuardedStore(hanging, budget="30ms", failures=3, background=False, **NEVER)
@@ -253,7 +253,7 @@ def test_a_hung_store_costs_a_task_the_budget_and_then_nothing(hanging, watch):
 
 
 def test_a_late_charge_of_a_task_is_given_back(hanging):
-    """An abandoned task goes on by itself, and what it charged goes back."""
+    """An abandoned task continues by itself, and its charge goes back."""
 
     async def main():
         guard = GuardedStore(hanging, budget="5ms", background=False, **LATE)
@@ -277,7 +277,7 @@ def test_a_late_charge_of_a_task_is_given_back(hanging):
 
 
 def test_a_cancelled_caller_leaves_no_charge_behind(hanging):
-    """A caller that is cancelled while it is asked for gives back what is charged after that."""
+    """A caller that is cancelled during its call gives back a charge made after that."""
 
     async def main():
         guard = GuardedStore(hanging, budget="60s", background=False)
@@ -295,7 +295,7 @@ def test_a_cancelled_caller_leaves_no_charge_behind(hanging):
 
 
 def test_a_caller_that_is_cancelled_in_any_iteration_leaves_no_charge_behind(hanging):
-    """Also in the one in which the store has answered."""
+    """Also in the iteration in which the store has answered."""
     hanging.hangs = False
 
     async def main():
@@ -330,7 +330,7 @@ def test_a_loop_may_end_while_calls_hang(hanging):
 
 
 def test_on_a_clock_of_its_own_nothing_probes(store, clock):
-    """With a manual clock nothing happens in the background, unless that is asked for."""
+    """With a manual clock nothing happens in the background, except with `background=True`."""
     behind = FailingStore(store, local=True)
     behind.failing.add("decide")
     guard = GuardedStore(behind, failures=1, clock=clock)
@@ -340,7 +340,7 @@ def test_on_a_clock_of_its_own_nothing_probes(store, clock):
 
 
 def test_a_thread_probes_in_the_background(store, eventually):
-    """The guard probes by itself, and its thread ends when the store is well again."""
+    """The guard probes by itself, and its thread ends when the store has recovered."""
     behind = FailingStore(store, local=True)
     guard = GuardedStore(behind, failures=1, backoff="2ms", max_backoff="10ms", ramp="10ms")
     limiter = Limiter("1000/s", store=guard)
@@ -356,7 +356,7 @@ def test_a_thread_probes_in_the_background(store, eventually):
 
 
 def test_closing_ends_the_prober(store, eventually):
-    """close() ends the thread at once, however long the next probe is away."""
+    """close() ends the thread at once, however far the next probe is."""
     behind = FailingStore(store, local=True)
     guard = GuardedStore(behind, failures=1, backoff=600, max_backoff=600, rng=Random(3))
     behind.failing.add("decide")
@@ -509,7 +509,7 @@ def test_without_a_thread_for_a_call_the_fallback_answers_at_once(store):
 
 
 def test_a_late_answer_of_leases_gives_a_log_and_a_window_back(store, clock):
-    """What leases of several limits gave to a call whose caller has left goes back to the batch of each."""
+    """A charge of leases of several limits for a caller that has left goes back to the batch of each."""
     leased = LeasedStore(store, lease=20, life="1s")
     limiter = Limiter({"window": FixedWindow("100/h"), "log": SlidingWindowLog("100/h")}, store=leased)
     for _ in range(25):

@@ -14,7 +14,7 @@ from servers.valkey import Valkey
 
 RedisStore = pytest.importorskip("limitkeeper.stores.redis", reason="RedisStore is not there").RedisStore
 
-#: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
+# : What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.5
 #: A budget that no busy machine uses up, where it is not the point: a server that was killed refuses connections at once.
 AMPLE = "60s"
@@ -52,7 +52,7 @@ class TestGuardedRedis(StoreContract):
 
 
 def test_a_killed_server_is_survived(server, eventually):
-    """The server is killed: the share decides; it is started again: the server does, without anybody's help."""
+    """The server is killed: the share decides; it is started again: the server decides, without intervention."""
     with guarded(server, budget=AMPLE) as guard:
         heard = []
         guard.events.on("*", lambda event: heard.append(event.kind))
@@ -143,7 +143,7 @@ def test_an_outage_admits_at_most_the_share_of_every_node(server, eventually):
         guard.close()
 
 
-def test_configuration_alone_can_say_it(server):
+def test_configuration_alone_is_enough(server):
     """A URL makes a guarded store on a real server; its prefix and budget are passed on."""
     url = f"{server.url}/0?prefix=fromurl&guard=local&share=1/4&budget=20s&timeout=60s"
     with store_from_url(url) as guard:

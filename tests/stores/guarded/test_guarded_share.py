@@ -1,4 +1,4 @@
-"""A part of a limit: what a node may let through by itself."""
+"""Shares: a part of a limit that a node may admit by itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def part_of(text: str, share: object) -> str:
     ],
 )
 def test_a_part_of_a_limit(limit, share, expected):
-    """Rates are parted exactly, sizes are rounded down and at least 1; the rule and its alignment stay."""
+    """Rates are divided exactly, sizes are rounded down and at least 1; the rule and its alignment stay."""
     assert part_of(limit, share) == expected
 
 
@@ -51,8 +51,8 @@ def test_a_share_may_be_said_in_many_ways(share):
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.5, "5/4", "0", "a quarter", "1/0", None, True, [4], float("nan"), float("inf")])
-def test_what_is_no_share_says_what_to_write(share):
-    """Nothing, more than everything, and what is no number are errors that show a share."""
+def test_an_invalid_share_names_the_right_form(share):
+    """Nothing, more than everything, and other types are errors that show a valid share."""
     with pytest.raises(ConfigurationError, match="share=4"):
         parse_share(share)
 

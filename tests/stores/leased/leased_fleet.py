@@ -1,7 +1,7 @@
 """A fleet on a virtual clock: some nodes, each with its LeasedStore, one parent behind them, and given arrivals.
 
-The background of every node is played by hand: `tend` whenever a lease rang, and on a beat of a twentieth of a lease life. The
-parent is whatever a factory makes of a clock; its operations are counted.
+The background of every node is driven by the test: `tend` whenever a lease is due, and every twentieth of a lease life. The
+parent is made by a factory from a clock; its operations are counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BEGIN = 1_700_000_123.456789
 
 
 class Tally(Store):
-    """A store whose operations are counted; verbs named in `failing` raise what they are told to."""
+    """A store whose operations are counted; verbs in `failing` raise the given errors."""
 
     def __init__(self, inner: Store, local: bool = True) -> None:
         self.inner = inner
@@ -73,7 +73,7 @@ class Tally(Store):
 
 @dataclass
 class Report:
-    """What a run came to."""
+    """The results of a run."""
 
     nodes: int
     begin_us: int = 0

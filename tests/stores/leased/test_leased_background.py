@@ -1,4 +1,4 @@
-"""Leases in real time: who fetches the next batch, what a far parent costs, and what happens when it fails or forks."""
+"""Leases in real time: the fetch of the next batch, the cost of a far parent, and failures and forks."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def threads_of_leases() -> list[threading.Thread]:
 
 
 def steady(took: list[float]) -> None:
-    """Of so many calls in a row 99 of 100 waited for nobody: a trip is 80 ms."""
+    """Of so many calls in a row 99 of 100 did not wait: a trip is 80 ms."""
     assert statistics.quantiles(took, n=100)[98] < FarStore.trip / 4
 
 
 def test_a_far_parent_is_never_waited_for_in_steady_state():
-    """With the parent 40 ms away each way, a sync hit of a hot key waits for nobody: 99 of 100 of them."""
+    """With the parent 40 ms away each way, a sync hit of a hot key does not wait: 99 of 100 of them."""
     with LeasedStore(FarStore(), life="1s") as store:
         limiter = Limiter(PLENTY, store=store)
         took, known = [], time.monotonic() + 1.0
@@ -83,7 +83,7 @@ def test_tasks_never_wait_for_a_far_parent_in_steady_state():
 
 
 def test_overload_of_a_far_parent_is_refused_at_once(watch):
-    """Ten times the limit against a far parent: refusals are told from RAM, and the limit is used up."""
+    """Ten times the limit against a far parent: refusals are decided in RAM, and the limit is used up."""
     parent = FarStore()
     with LeasedStore(parent, life="500ms") as store:
         Limiter("100/s burst 50", store=parent.inner).hit("a", cost=50)  # the burst is gone
@@ -95,7 +95,7 @@ def test_overload_of_a_far_parent_is_refused_at_once(watch):
                 allowed = bool(limiter.hit("a"))
                 received.append((begin, time.monotonic() - begin, allowed))
             time.sleep(0.001)
-        seconds = time.monotonic() - begun - 1  # the first second is for finding out
+        seconds = time.monotonic() - begun - 1  # the first second is for measuring demand
         late = [one for one in received if one[0] >= begun + 1]
         admitted = sum(allowed for _, _, allowed in late)
         assert 100 * (0.7 * seconds - 3 * watch.late) <= admitted <= seconds * 100 + 50 + 50
@@ -119,7 +119,7 @@ def test_one_loop_after_the_other_is_served():
     assert asyncio.run(some())
 
 
-def test_nobody_waits_for_a_batch_of_an_event_loop_that_has_stopped():
+def test_no_task_waits_for_a_batch_of_an_event_loop_that_has_stopped():
     """The tasks of one loop are answered, and the store is closed, while a fetch of another loop, which does not run, is open."""
     store = LeasedStore(FarStore(), lease=10, life="600s")
     limiter = AsyncLimiter(PLENTY, store=store)
@@ -145,7 +145,7 @@ def test_nobody_waits_for_a_batch_of_an_event_loop_that_has_stopped():
 
 
 def test_many_tasks_that_come_at_once_share_one_batch():
-    """Tasks that find nothing in hand wait for the batch that is on its way instead of asking as well."""
+    """Tasks without tokens in hand wait for the batch that is on its way instead of calling as well."""
 
     async def main() -> int:
         parent = FarStore()
@@ -173,7 +173,7 @@ def test_many_threads_that_come_at_once_share_one_batch():
 
 
 def test_keys_that_come_once_start_no_thread():
-    """A flood of keys leaves nothing to look after."""
+    """A flood of keys leaves nothing to maintain."""
     store = LeasedStore(Tally(MemoryStore()))
     limiter = Limiter(PLENTY, store=store)
     for number in range(500):
@@ -182,7 +182,7 @@ def test_keys_that_come_once_start_no_thread():
 
 
 def test_an_idle_lease_goes_back_by_itself(eventually):
-    """The thread gives back what nobody asks for, and close() joins it."""
+    """The thread gives back unused tokens, and close() joins it."""
     parent = Tally(MemoryStore())
     store = LeasedStore(parent, lease=50, life="50ms")
     Limiter("100/h", store=store).hit("a")
@@ -194,7 +194,7 @@ def test_an_idle_lease_goes_back_by_itself(eventually):
 
 
 def test_a_store_that_is_gone_takes_its_thread_with_it(eventually):
-    """Nobody has to close a store: when it is collected, its thread ends."""
+    """A store need not be closed: when it is collected, its thread ends."""
     store = LeasedStore(Tally(MemoryStore()), lease=50)
     Limiter(PLENTY, store=store).hit("a")
     thread, gone = store.background.thread, weakref.ref(store)
@@ -209,7 +209,7 @@ def test_a_store_that_is_gone_takes_its_thread_with_it(eventually):
 
 
 def test_a_failing_parent_does_not_end_the_background(eventually, caplog, capsys):
-    """What fails in the background is counted and asked again later, longer each time; no traceback, and it recovers."""
+    """A failure in the background is counted and retried later, with growing delays; no traceback, and it recovers."""
     parent = Tally(MemoryStore())
     with LeasedStore(parent, lease=20, life="500ms") as store, caplog.at_level(logging.WARNING, logger="limitkeeper"):
         limiter = Limiter(TokenBucket(PLENTY), store=store)
@@ -228,7 +228,7 @@ def test_a_failing_parent_does_not_end_the_background(eventually, caplog, capsys
 
 
 class Taken:
-    """Not empty when it is asked once; a moment later another thread has taken all."""
+    """A queue that is not empty at the check; a moment later another thread has taken all."""
 
     asked = 0
 
@@ -255,8 +255,8 @@ def test_what_another_thread_has_taken_does_not_end_the_background(clock):
     assert store.maintenance.pause_s() is None
 
 
-def test_a_failure_reaches_all_who_waited_for_the_batch(eventually):
-    """Threads that waited for a batch that never came are told so, and do not try one after the other."""
+def test_a_failure_reaches_all_waiters_of_the_batch(eventually):
+    """Threads that waited for a batch that never came get the error, and do not try one after the other."""
     gone, asked, failed = threading.Event(), [], []
 
     class Slow(Tally):
@@ -289,7 +289,7 @@ def test_a_failure_reaches_all_who_waited_for_the_batch(eventually):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_does_not_share_its_parents_leases(python):
-    """After a fork the child has nothing in hand, a thread of its own, and can ask; the parent's lease is untouched."""
+    """After a fork the child has nothing in hand, a thread of its own, and can fetch; the parent's lease is untouched."""
     done = python(
         """
         import os, warnings

@@ -1,7 +1,8 @@
-"""LeasedStore held to the contract: with lease=1 it is its parent, to the last field; larger leases keep all but what they can't.
+"""The contract on LeasedStore: with lease=1 it equals its parent, to the last field; larger leases keep all laws but a few.
 
-By nature a batch in hand is charged at the parent before it is spent. So `remaining` counts what is in hand, answers are not
-those of a store without leases, and the clock is read here as well as there. Each such law is stated in a weaker form below.
+By nature a batch in hand is charged at the parent before it is spent. So `remaining` counts the batch in hand, answers differ
+from those of a store without leases, and the clock is read here as well as at the parent. Each such law is stated in a weaker
+form below.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class TestAdaptiveLeases(StoreContract):
         return LeasedStore(MemoryStore(clock=clock))
 
     def test_threads_on_several_limits_charge_all_or_none(self) -> None:
-        """Weaker: exactly as many pass, and what is in hand and at the parent together is what is left."""
+        """Weaker: exactly as many pass, and the tokens in hand and at the parent together are what is left."""
         with self.player("sync", {"wide": FixedWindow("60/h"), "narrow": TokenBucket("50/h")}) as player:
             received = run_threads(self.threads, lambda i: player.limiter.hit("a").allowed)
             admitted = min(50, self.threads)
@@ -62,7 +63,7 @@ class TestAdaptiveLeases(StoreContract):
             assert [part.remaining for part in player.limiter.peek("a").decisions] == [60 - admitted, 50 - admitted]
 
     def test_state_can_be_handed_over(self) -> None:
-        """Weaker: what `items` gives never grants more than this store would have, once everything was given back."""
+        """Weaker: the states of `items` never grant more than this store would have after giving everything back."""
 
         def law(limit: Limit, data: Any) -> None:
             trace = data.draw(traces([limit], gives=False, max_size=10), "trace")
@@ -84,7 +85,7 @@ class TestAdaptiveLeases(StoreContract):
 
     @every_mode
     def test_answers_are_those_of_the_memory_store(self, mode: str) -> None:
-        """Weaker: a lone node that gave everything back refuses what the parent refuses, and allows what it allows."""
+        """Weaker: a lone node that gave everything back refuses and allows exactly as the parent."""
 
         def law(drawn: Any) -> None:
             some, trace = drawn
@@ -126,7 +127,7 @@ class TestLeasesOfFifty(TestAdaptiveLeases):
     @every_mode
     @every_reserving_algorithm
     def test_a_cancelled_reservation_was_never_made(self, mode: str, algorithm: type[Limit]) -> None:
-        """Weaker: afterwards as much passes as before, though what was in hand went back to the parent meanwhile."""
+        """Weaker: afterwards as much passes as before, though the tokens in hand went back to the parent meanwhile."""
 
         def law(limit: Limit, taken: int, cost: int) -> None:
             with self.player(mode, limit) as player:

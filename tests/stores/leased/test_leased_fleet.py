@@ -1,6 +1,6 @@
 """Leases on a virtual clock: 1, 4 and 16 nodes against an adversary, a crash, an idle node, and loads below and above the limit.
 
-Every bound is the one that `over_admission` states. The adversary hoards (asks until its leases are as large as they get, then
+Every bound is the one that `over_admission` states. The adversary hoards (calls until its leases are as large as they get, then
 stops while the parent fills up) and spends everything, and all that still comes, at the edge of a window.
 """
 
@@ -60,7 +60,7 @@ def hoard_and_spend(fleet: Fleet, hammer: float = 1.3) -> Report:
 
 
 def central(limit, arrivals) -> int:
-    """What the parent alone would have admitted."""
+    """The admissions of the parent alone."""
     clock = ManualClock(BEGIN)
     limiter, begin, admitted = Limiter(limit, store=MemoryStore(clock=clock)), clock.now_us(), 0
     for moment, _ in arrivals:
@@ -102,7 +102,7 @@ def test_strict_costs_its_price_and_no_more(nodes):
 
 @pytest.mark.parametrize(("nodes", "life"), [(1, "100ms"), (4, "400ms"), (16, "1600ms")])
 def test_at_half_load_a_batch_is_one_operation(nodes, life):
-    """At 0.5 × load the parent hears one operation for each batch of 20, and one for each node's last."""
+    """At 0.5 × load the parent gets one operation for each batch of 20, and one for each node's last."""
     fleet = Fleet(TokenBucket("1000/s burst 1000"), nodes, lease=20, life=life)
     report = fleet.play(poisson([500 / nodes] * nodes, 4.0))
     assert len(report.admitted) == report.offered
@@ -114,7 +114,7 @@ def test_at_half_load_a_batch_is_one_operation(nodes, life):
 @pytest.mark.parametrize("lease", [None, 20])
 @pytest.mark.parametrize("limit", [BUCKET, FixedWindow("1000/s")], ids=lambda limit: limit.kind)
 def test_overload_costs_the_parent_almost_nothing(limit, lease, nodes, life, load, most):
-    """At 2 × load at most 0.1 operations a decision, at 10 × at most 0.02: what is refused is refused in RAM."""
+    """At 2 × load at most 0.1 operations a decision, at 10 × at most 0.02: refusals are decided in RAM."""
     report = Fleet(limit, nodes, lease=lease, life=life).play(poisson([1000 * load / nodes] * nodes, 8.0 / load**0.6))
     assert report.per_decision <= most
 
@@ -122,7 +122,7 @@ def test_overload_costs_the_parent_almost_nothing(limit, lease, nodes, life, loa
 @every_size
 @every_rule
 def test_leases_lose_no_utilisation(limit, nodes):
-    """At 0.8 × load at least 0.99 of what the parent alone admits gets through."""
+    """At 0.8 × load at least 0.99 of what the parent alone admits is admitted."""
     arrivals = list(poisson([800 / nodes] * nodes, 3.0))
     report = Fleet(limit, nodes).play(arrivals)
     assert len(report.admitted) >= 0.99 * central(limit, arrivals)
@@ -169,7 +169,7 @@ def test_calls_that_wait_for_several_limits_use_up_a_saturated_bucket(nodes, cos
 
 
 def test_waiters_of_several_batches_keep_their_start_when_another_leaves():
-    """A start in the batches of two limits can't move up as one: it stays where it is, and is of both limits."""
+    """A start in the batches of two limits can't move up in both at once: it stays where it is, and belongs to both limits."""
     clock = ManualClock(BEGIN)
     store = LeasedStore(MemoryStore(clock=clock))
     limiter = Limiter({"one": BUCKET, "two": BUCKET}, store=store, name="several")
@@ -200,7 +200,7 @@ def test_a_saturated_bucket_is_used_up(nodes):
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("longest", [0.01, 0.05, 1.0])
 @pytest.mark.parametrize("costs", [(1,), (1, 1, 2, 4)])
-def test_calls_that_may_wait_starve_nobody(nodes, longest, costs):
+def test_calls_that_may_wait_starve_no_other(nodes, longest, costs):
     """Of 3000 calls in 3 s, one in twenty may wait; the nodes admit what refills, at the end as at the beginning."""
     clock = ManualClock(BEGIN / SECOND)
     parent = MemoryStore(clock=clock)
@@ -225,7 +225,7 @@ def test_nodes_share_a_scarce_limit_evenly(nodes):
     assert sum(parts) ** 2 / (nodes * sum(part * part for part in parts)) >= 0.95
 
 
-def test_an_idle_node_keeps_nobody_out_for_longer_than_the_lease_life():
+def test_an_idle_node_blocks_the_others_for_no_longer_than_the_lease_life():
     """A node that took everything and fell idle gives it back after one life; an active one then has it."""
     fleet = Fleet(TokenBucket("60/h burst 50"), 2, lease=50, life="100ms")
     assert fleet.hit(0)
@@ -236,7 +236,7 @@ def test_an_idle_node_keeps_nobody_out_for_longer_than_the_lease_life():
 
 
 def test_an_idle_reservation_of_a_scarce_batch_is_given_back():
-    """A node that reserved a batch ahead and fell idle does not hold the line up for longer than a life."""
+    """A node that reserved a batch ahead and fell idle does not delay the queue for longer than a life."""
     fleet = Fleet(TokenBucket("100/s burst 10"), 2, lease=10, life="100ms")
     for _ in range(30):
         fleet.hit(0)
@@ -245,7 +245,7 @@ def test_an_idle_reservation_of_a_scarce_batch_is_given_back():
 
 
 def test_a_crash_loses_at_most_the_lease():
-    """A node that dies with a batch takes that batch with it; the other has all the rest, and nobody gets more."""
+    """A node that dies with a batch takes that batch with it; the other has all the rest, and no node gets more."""
     fleet = Fleet(TokenBucket("60/h burst 100"), 2, lease=50)
     assert fleet.hit(0)
     fleet.down.add(0)

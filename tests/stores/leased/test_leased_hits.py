@@ -1,4 +1,4 @@
-"""What a leased store answers from RAM, when it asks its parent, and what goes back: on a clock that is held."""
+"""Hits on a leased store: decisions from RAM, calls of the parent, and refunds, on a manual clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tally(clock):
 
 
 def test_fifty_hits_cost_one_operation_of_fifty(tally):
-    """With lease=50 the first hit takes 50 from the parent, and hits 2 to 50 touch it not once."""
+    """With lease=50 the first hit takes 50 from the parent, and hits 2 to 50 do not call it."""
     limiter = Limiter("1000/s", store=LeasedStore(tally, lease=50))
     for number in range(50):
         assert limiter.hit("a")
@@ -36,7 +36,7 @@ def test_fifty_hits_cost_one_operation_of_fifty(tally):
 
 
 def test_the_next_batch_is_there_before_the_first_runs_out(tally):
-    """The background fetches while there is still something in hand, so hit 51 touches nothing either."""
+    """The background fetches while there are tokens in hand, so hit 51 does not call the parent either."""
     store = LeasedStore(tally, lease=50)
     limiter = Limiter("1000/s", store=store)
     for _ in range(49):
@@ -77,7 +77,7 @@ def test_fixed_leases_of_many_keys_go_back_together(tally, clock):
 
 
 def test_the_number_of_leased_keys_is_bounded(tally):
-    """Beyond `max_keys` a key is decided by the parent, and nobody who has a lease loses it."""
+    """Beyond `max_keys` a key is decided by the parent, and no key with a lease loses it."""
     store = LeasedStore(tally, lease=5, max_keys=3)
     limiter = Limiter("10/h", store=store)
     for key in "abcdef":
@@ -87,7 +87,7 @@ def test_the_number_of_leased_keys_is_bounded(tally):
 
 
 def test_an_idle_lease_goes_back_when_it_ends(tally, clock):
-    """What is not spent within the lease life goes back to where it was charged, and may not be spent any more."""
+    """Tokens unused within the lease life go back to where they were charged, and may not be spent any more."""
     store = LeasedStore(tally, lease=50, life="100ms")
     limiter = Limiter("100/h", store=store)
     limiter.hit("a")
@@ -98,7 +98,7 @@ def test_an_idle_lease_goes_back_when_it_ends(tally, clock):
 
 
 def test_an_expired_batch_is_not_spent(tally, clock):
-    """A batch that was not tended is not spent after its end; it goes back before the next is fetched."""
+    """A batch without maintenance is not spent after its end; it goes back before the next is fetched."""
     store = LeasedStore(tally, lease=50, life="100ms")
     limiter = Limiter("100/h", store=store)
     limiter.hit("a")
@@ -118,7 +118,7 @@ def test_closing_gives_everything_back(clock):
 
 
 def test_a_refusal_is_answered_here_until_its_moment(tally, clock):
-    """The parent said "nothing before t": until one life before t it is not asked again; at t the same call passes."""
+    """The parent refused until t: until one life before t it is not called again; at t the same call passes."""
     store = LeasedStore(tally)
     limiter = Limiter("1/s", store=store)
     limiter.hit("a")
@@ -134,8 +134,8 @@ def test_a_refusal_is_answered_here_until_its_moment(tally, clock):
     assert limiter.hit("a")
 
 
-def test_the_background_asks_about_a_refusal_again(tally, clock):
-    """Others may give back: the background asks after ¾ of a life, then after twice as long each time, up to a second."""
+def test_the_background_repeats_a_refused_call(tally, clock):
+    """Others may give back: the background calls again after ¾ of a life, then after twice as long each time, up to a second."""
     store = LeasedStore(tally, life="100ms")
     limiter, other = Limiter("1/h", store=store), Limiter("1/h", store=tally.inner)
     limiter.hit("a")
@@ -167,7 +167,7 @@ def test_part_of_a_batch_is_taken_when_the_whole_is_not_there(tally):
 
 
 def test_a_cost_above_what_is_in_hand_takes_the_rest_from_the_parent(tally):
-    """With 3 in hand a cost of 10 asks the parent for 7: what both have together can be spent."""
+    """With 3 in hand a cost of 10 requests 7 from the parent: both together can be spent."""
     store = LeasedStore(tally, lease=5)
     limiter = Limiter("12/h", store=store)
     assert limiter.hit("a", cost=2)
@@ -177,7 +177,7 @@ def test_a_cost_above_what_is_in_hand_takes_the_rest_from_the_parent(tally):
 
 
 def test_a_cost_above_the_limit_is_never(tally):
-    """More than the limit can ever hold is refused for ever, whatever is in hand."""
+    """A cost above the limit's capacity is refused for ever, whatever is in hand."""
     limiter = Limiter("10/h", store=LeasedStore(tally, lease=5))
     limiter.hit("a")
     assert limiter.hit("a", cost=11).retry_after == math.inf
@@ -197,7 +197,7 @@ def test_several_limits_come_from_their_hands_or_from_the_parent_together(tally)
 
 
 def test_one_known_refusal_does_not_answer_for_the_other_limits(tally, clock):
-    """One of two limits is known to refuse, of the other only the parent knows: the retry is the longer one, or never."""
+    """One of two limits is known to refuse, the other only to the parent: the retry is the longer one, or never."""
     limits = {"minute": TokenBucket("1/min", burst=1), "second": TokenBucket("5/s", burst=1)}
     limiter = Limiter(limits, store=LeasedStore(tally))
     assert limiter.hit("a")
@@ -235,7 +235,7 @@ def test_several_limits_in_hand_cost_nothing(tally, clock):
 
 
 def test_what_may_wait_goes_to_the_parent_with_nothing_ahead_of_it(tally):
-    """A reservation that waits stands in the parent's line; what was in hand went back first, so no later hit overtakes it."""
+    """A reservation that waits is in the parent's queue; the tokens in hand went back first, so no later hit overtakes it."""
     store = LeasedStore(tally, lease=50)
     limiter = Limiter("1/s burst 10", store=store)
     assert limiter.hit("a")
@@ -245,7 +245,7 @@ def test_what_may_wait_goes_to_the_parent_with_nothing_ahead_of_it(tally):
 
 
 def test_a_cancelled_hit_goes_back_into_the_hand_it_came_from(tally):
-    """Cancelling what was spent from a batch in hand costs no operation; the token is there again."""
+    """Cancelling a charge of a batch in hand costs no operation; the token is available again."""
     store = LeasedStore(tally, lease=5)
     limiter = Limiter("5/h", store=store)
     reservation = limiter.reserve("a", cost=2, max_wait=0)
@@ -269,7 +269,7 @@ class FarStore(MemoryStore):
 @pytest.mark.parametrize("limits", [["500/h"], ["500/h", "fixed window 500/h"]], ids=["one", "two"])
 @pytest.mark.parametrize("method", ["hit", "acquire", "reserve"])
 def test_a_task_that_is_cancelled_at_any_time_loses_no_token(clock, method, limits):
-    """What the parent charges for a task that is gone, a batch included, is kept in the lease or goes back."""
+    """The parent's charge for a cancelled task, a batch included, is kept in the lease or goes back."""
 
     async def charged_after(iterations):
         parent = FarStore(clock=clock)
@@ -329,8 +329,8 @@ def test_a_wait_is_served_from_a_batch_that_begins_later(clock):
     assert store.leased(limiter.named[0], "a") == 1
 
 
-def test_those_who_may_wait_are_served_from_a_lease_as_well(tally, clock):
-    """A key in demand is leased for acquire too; only who really has to wait stands in the parent's line."""
+def test_callers_that_may_wait_are_served_from_a_lease_as_well(tally, clock):
+    """A key in demand is leased for acquire too; only a caller that has to wait is in the parent's queue."""
     store = LeasedStore(tally)
     limiter = Limiter("1000/s", store=store)
     for _ in range(1000):
@@ -341,7 +341,7 @@ def test_those_who_may_wait_are_served_from_a_lease_as_well(tally, clock):
 
 
 def test_a_refund_goes_to_the_parent(tally):
-    """A refund does not say when it was charged: the parent's rule decides, and a refusal is forgotten."""
+    """A refund has no time of its charge: the parent's rule decides, and a refusal is forgotten."""
     limiter = Limiter("5/h", store=LeasedStore(tally, lease=5))
     for _ in range(6):
         limiter.hit("a")
@@ -350,7 +350,7 @@ def test_a_refund_goes_to_the_parent(tally):
 
 
 def test_settling_above_the_estimate_is_paid_from_the_hand_first(tally):
-    """What was used beyond the estimate comes out of the batch in hand, then out of the parent."""
+    """The charge beyond the estimate comes out of the batch in hand, then out of the parent."""
     limiter = Limiter("10/h", store=LeasedStore(tally, lease=5))
     reservation = limiter.reserve("a")
     assert reservation.settle(8)
@@ -358,7 +358,7 @@ def test_settling_above_the_estimate_is_paid_from_the_hand_first(tally):
 
 
 def test_a_reset_key_is_as_new_and_has_nothing_in_hand(tally):
-    """What is in hand was charged to a state that is forgotten: it is dropped with it."""
+    """The tokens in hand were charged to a forgotten state: they are dropped with it."""
     store = LeasedStore(tally, lease=5)
     limiter = Limiter("10/h", store=store)
     limiter.hit("a")
@@ -384,7 +384,7 @@ def test_a_fixed_window_is_never_left_with_a_batch_of_the_last(tally, clock):
 
 
 def test_remaining_is_never_more_than_hand_and_parent_have(tally):
-    """`remaining` of an answer from RAM is what is in hand, whatever other nodes took from the parent meanwhile."""
+    """`remaining` of an answer from RAM is the tokens in hand, whatever other nodes took from the parent meanwhile."""
     here, there = Limiter("100/h", store=LeasedStore(tally, lease=20)), Limiter("100/h", store=tally.inner)
     assert here.hit("a").remaining == 99
     there.hit("a", cost=80)
@@ -392,8 +392,8 @@ def test_remaining_is_never_more_than_hand_and_parent_have(tally):
     assert here.hit("a").limit == 100
 
 
-def test_a_failing_parent_is_heard_only_when_ram_has_no_answer(tally):
-    """With tokens in hand nobody notices; without, the caller gets the StoreError."""
+def test_a_failing_parent_is_an_error_only_without_tokens_in_hand(tally):
+    """With tokens in hand callers are not affected; without, the caller gets the StoreError."""
     store = LeasedStore(tally, lease=5)
     limiter = Limiter("10/h", store=store)
     limiter.hit("a")
@@ -405,7 +405,7 @@ def test_a_failing_parent_is_heard_only_when_ram_has_no_answer(tally):
     assert limiter.hit("a")
 
 
-def test_strict_tells_its_price(tally, caplog):
+def test_strict_logs_its_lower_rate(tally, caplog):
     """Strict mode lowers the rate by life / (period + life), logs it and keeps it as an attribute."""
     store = LeasedStore(tally, life="100ms", strict=True)
     with caplog.at_level("INFO", logger="limitkeeper"):
@@ -435,12 +435,12 @@ def test_the_bound_is_stated(tally):
     ],
 )
 def test_what_makes_no_sense_is_refused(tally, options, says):
-    """Options that make no sense are errors that say what to write."""
+    """Invalid options are errors with the remedy."""
     with pytest.raises(ConfigurationError, match=says):
         LeasedStore(tally, **options)
 
 
 def test_it_wraps_a_store():
-    """Anything else is an error that names what to pass."""
+    """Anything else is an error that names the right type."""
     with pytest.raises(ConfigurationError, match="RedisStore"):
         LeasedStore("redis://localhost")

@@ -87,8 +87,8 @@ class Played:
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["cost 1", "mixed costs"])
-def test_one_node_is_never_told_too_early(mixed: bool) -> None:
-    """With one node, a call that was refused is allowed when it comes again at its retry, whatever the costs."""
+def test_the_retry_of_one_node_is_never_too_early(mixed: bool) -> None:
+    """With one node, a refused call is allowed when it is repeated at its retry, whatever the costs."""
     for seed in range(80):
         played = Played(history(seed, 1, mixed))
         again = played.again_after(played.last.retry_us)
@@ -96,7 +96,7 @@ def test_one_node_is_never_told_too_early(mixed: bool) -> None:
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["cost 1", "mixed costs"])
-def test_several_nodes_are_told_too_early_only_on_logs_and_counters(mixed: bool) -> None:
+def test_the_retry_of_several_nodes_is_too_early_only_on_logs_and_counters(mixed: bool) -> None:
     """With several nodes, a refused call on a bucket, meter or window is allowed when it comes again at its retry: without calls
     no node fetches."""
     for seed in range(80):
@@ -107,7 +107,7 @@ def test_several_nodes_are_told_too_early_only_on_logs_and_counters(mixed: bool)
 
 
 @pytest.mark.parametrize("pause_us", [20_000, 30_000])
-def test_a_large_cost_on_a_key_in_demand_is_told_of_what_another_node_took(pause_us: int) -> None:
+def test_a_large_cost_on_a_key_in_demand_counts_the_batches_of_other_nodes(pause_us: int) -> None:
     """A bucket's refusal of a cost above what the node reserves ahead is not answered from RAM once another node could spend."""
     steady = [(moment, 0, 1) for moment in range(0, 160_000, 8_000)]
     other = 160_000 + pause_us
@@ -116,14 +116,14 @@ def test_a_large_cost_on_a_key_in_demand_is_told_of_what_another_node_took(pause
     assert played.again_after(played.last.retry_us)
 
 
-def test_a_refused_cost_above_two_batches_is_told_exactly() -> None:
-    """What a refused call withdrew from two batches returns to both, so that the call is allowed at its retry."""
+def test_the_retry_of_a_refused_cost_above_two_batches_is_exact() -> None:
+    """The tokens that a refused call withdrew from two batches return to both, so that the call is allowed at its retry."""
     calls = [(0, 0, 50), (5, 0, 2), (400, 0, 1), (500, 0, 50)]
     played = Played(History(TokenBucket("1000/s burst 100"), 1, {"life": "1s"}, calls))
     assert played.again_after(played.last.retry_us)
 
 
-def test_one_node_with_cost_1_is_told_no_later_than_needed() -> None:
+def test_the_retry_of_one_node_with_cost_1_is_no_later_than_needed() -> None:
     """With one node and calls of cost 1 on a bucket or window, a call one microsecond before its retry is refused."""
     for seed in range(80):
         told = history(seed, 1, False)
@@ -133,7 +133,7 @@ def test_one_node_with_cost_1_is_told_no_later_than_needed() -> None:
 
 
 def test_a_wait_is_served_from_the_batch_that_it_fetched() -> None:
-    """A refused wait that comes again at its time has a batch reserved ahead, and starts with it, not behind it."""
+    """A refused wait that is repeated at its time has a batch reserved ahead, and starts with it, not behind it."""
     clock = ManualClock(NOON)
     parent, rule = MemoryStore(clock=clock), TokenBucket("54/min burst 3")
     Limiter(rule, store=parent).hit("key", 3)
@@ -146,7 +146,7 @@ def test_a_wait_is_served_from_the_batch_that_it_fetched() -> None:
 
 @pytest.mark.parametrize("lease", [None, 2])
 def test_a_refusal_is_not_kept_when_another_rate_of_the_name_charges(lease: int | None) -> None:
-    """What one rate is admitted with is charged to the other too: that one's known refusal is no longer true."""
+    """Admissions under one rate are charged to the other too: that one's known refusal is no longer valid."""
     clock = ManualClock(NOON)
     store = LeasedStore(MemoryStore(clock=clock), lease=lease)
     large, small = (Limiter(rule, store=store, name="plan") for rule in ("5/s burst 4", "3/s burst 1"))

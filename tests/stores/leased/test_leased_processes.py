@@ -10,8 +10,8 @@ import textwrap
 import limitkeeper
 from limitkeeper import LeasedStore, MemoryStore, TokenBucket
 
-#: One worker: begins when told, asks as fast as it is told to, and prints how often it did, how often it asked the server, how
-#: long it did not get to run (µs), and the moments (µs) of what was admitted.
+# : One worker: begins on command, calls at the given rate, and prints the number of calls, of calls of the server, how
+# : long it did not get to run (µs), and the times (µs) of its admissions.
 WORKER = """
 import sys, time
 from limitkeeper import LeasedStore, Limiter, RedisStore
@@ -37,12 +37,12 @@ store.close()
 """
 
 
-#: A moment is written down behind its decision: one of each process may be late.
+# : A time is recorded after its decision: one of each process may be late.
 IN_HAND = 4
 
 
 def fleet(valkey, name: str, rule: str, rate: float, seconds: float, **options) -> list[list[int]]:
-    """What each of four processes printed; they begin together."""
+    """The output of four processes, which begin together."""
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(limitkeeper.__path__[0])}
     arguments = [valkey.url, f"leased {name}", rule, repr(options), str(rate), str(seconds)]
     command = [sys.executable, "-c", textwrap.dedent(WORKER), *arguments]
@@ -68,7 +68,7 @@ def most_in_a_second(received: list[list[int]]) -> int:
 
 
 def test_four_processes_stay_within_the_bound_and_cost_little(valkey):
-    """Four processes above the limit: no second holds more than burst, rate and bound, and the server hears little."""
+    """Four processes above the limit: no second holds more than burst, rate and bound, and the server gets few calls."""
     received = fleet(valkey, "plain", "400/s burst 40", rate=400, seconds=2.0, life="200ms")
     bound = LeasedStore(MemoryStore(), life="200ms").over_admission(TokenBucket("400/s burst 40"), nodes=4)
     admitted, offered, asked = (

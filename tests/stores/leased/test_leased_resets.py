@@ -1,4 +1,4 @@
-"""Resets and leases: what was leased or charged before a reset gives nothing back after it, through this node or another."""
+"""Resets and leases: a lease or charge from before a reset gives nothing back after it, through this node or another."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def nodes(rule, lease=20, number=2):
 
 
 def remaining(limiter) -> list[int]:
-    """What is left of each limit, once nothing is leased."""
+    """The remaining part of each limit, once nothing is leased."""
     if isinstance(limiter.store, LeasedStore):
         limiter.store.return_all()
     return [part.remaining for part in limiter.peek("key").decisions]
@@ -79,7 +79,7 @@ def test_what_was_leased_before_a_reset_does_not_go_back(rule):
 
 @every_rule
 def test_a_batch_from_after_a_reset_voids_the_one_before(rule):
-    """The next batch says that the key was reset since the first was charged: only what it brings is held then."""
+    """The reply with the next batch shows that the key was reset since the first was charged: only its tokens are held then."""
     parent, (one, two) = nodes(rule)
     named, store = one.named[0], one.store
     for _ in range(19):
@@ -131,7 +131,7 @@ def test_a_load_drops_what_every_rate_of_the_name_holds(rule):
 
 
 class Far(WrappedStore):
-    """A parent whose async decisions are executed, and answered, when the test says so."""
+    """A parent whose async decisions are executed, and answered, when the test allows it."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""The scripts behind the contract, with nothing between but a plain redis-py client: what the twin tests play on."""
+"""The scripts behind the contract, with a plain redis-py client: the store of the tests that compare with MemoryStore."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LuaStore(Store):
         return self._clock
 
     def moment(self) -> int | None:
-        """The time that travels, from a clock that never goes back."""
+        """The time to send, from a clock that never goes back."""
         if self._clock is None:
             return None
         now_us = self._clock.now_us() + self.shift_us
@@ -41,7 +41,7 @@ class LuaStore(Store):
         return int(now_us)
 
     def send(self, *sent: script_request.AnyRequest) -> list[Any]:
-        """One call for all of them; those that are stale are sent again with what it takes."""
+        """One call for all of them; stale ones are sent again with the missing states."""
         script, keys, body = script_request.encode_call(sent)
         self.round_trips += 1
         try:

@@ -1,4 +1,4 @@
-"""The names of keys in Redis: none stands for two, each is read back, and what is decided together lies in one slot."""
+"""The names of keys in Redis: unique, reversible, and with one slot for what is decided together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def named(limiter: str, name: str) -> NamedLimit:
 @example([("a", "b", "="), ("a", "b", "")])
 @example([("a", "b", "==}"), ("a", "b", "=}")])
 def test_no_two_share_a_name(some: list[tuple[str, str, str]]) -> None:
-    """(limiter, limit, key) that differ anywhere have different names, whatever stands in them."""
+    """(limiter, limit, key) that differ anywhere have different names, whatever characters they contain."""
     names = KeyNames()
     assert len({names.key(named(limiter, name), key) for limiter, name, key in some}) == len(some)
 
@@ -37,7 +37,7 @@ def test_no_two_share_a_name(some: list[tuple[str, str, str]]) -> None:
 @example("\ud800\0}{")
 @example("#" + "x" * 127)
 def test_a_name_is_read_back(key: str) -> None:
-    """The caller's key comes out of the name as it went in; of one that was hashed, nothing does."""
+    """The caller's key can be read back from the name; a hashed one can't."""
     names = KeyNames("app")
     found = names.parse(names.key(named("a", "b"), key))
     assert found == (None if len(key_bytes(key)) > MAX_KEY else key)
@@ -53,7 +53,7 @@ def test_a_long_key_has_a_short_name(key: str) -> None:
 
 
 def slot_text(name: bytes) -> bytes:
-    """What Redis Cluster hashes of a name."""
+    """The part of a name that Redis Cluster hashes."""
     found = re.search(rb"\{([^}]+)\}", name[: name.index(b"}", name.index(b"{") + 1) + 1])
     return found[1] if found else name
 
@@ -74,14 +74,14 @@ def test_a_tag_in_the_prefix_keeps_everything_in_one_slot() -> None:
 
 @pytest.mark.parametrize("prefix", ["", "a{b", "a}b", "{}", "{a}{b}", None])
 def test_a_prefix_that_breaks_tags_is_refused(prefix: str) -> None:
-    """Half a hash tag in the prefix would scatter keys that belong together: the error says what to write."""
+    """Half a hash tag in the prefix would scatter keys that belong together: the error names the right form."""
     with pytest.raises(ConfigurationError, match="prefix"):
         KeyNames(prefix)
 
 
 @pytest.mark.parametrize("prefix", ["limitkeeper", "a*b[c]?", "{app}", "back\\slash^-"])
 def test_the_pattern_of_a_limit_finds_its_keys_only(valkey: Valkey, prefix: str) -> None:
-    """SCAN with a limit's pattern meets its keys and no others, whatever stands in the prefix."""
+    """SCAN with a limit's pattern finds its keys and no others, whatever the prefix."""
     names, keys = KeyNames(prefix), ["", "x", "}", "*", "\0", "\ud800", "y" * 500]
     ours, theirs = ([names.key(named("a", name), key) for key in keys] for name in ("b", "c"))
     with valkey.client() as client:
@@ -91,7 +91,7 @@ def test_the_pattern_of_a_limit_finds_its_keys_only(valkey: Valkey, prefix: str)
 
 
 def test_times_that_are_made_up_have_names_of_their_own() -> None:
-    """A store on its own clock never meets the keys of one that runs on the server's."""
+    """A store on its own clock never uses the keys of one that runs on the server's."""
     real, marked = KeyNames("app"), KeyNames("app", marked=True)
     assert real.key(named("a", "b"), "k") != marked.key(named("a", "b"), "k")
     assert real.registry(named("a", "b")) != marked.registry(named("a", "b"))
@@ -99,7 +99,7 @@ def test_times_that_are_made_up_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize("name", [b"other", b"limitkeeper:short", b"limitkeeper:Zm9vYmFyYmF6:{", b"elsewhere:Zm9vYmFyYmF6:{k}"])
 def test_a_foreign_name_is_an_error(name: bytes) -> None:
-    """What is no key of ours is not taken for one."""
+    """A foreign name is not taken for a key of ours."""
     with pytest.raises(ConfigurationError, match="no key of limitkeeper"):
         KeyNames().parse(name)
 

@@ -55,7 +55,7 @@ def registered(store: LuaStore, *some: Limit) -> list[NamedLimit]:
 
 
 def without_source(decision: Decision) -> Any:
-    """A decision as the model says it."""
+    """The model's decision as a Decision."""
     found = {name: value for name, value in decision.to_dict().items() if name != "source"}
     return {**found, "decisions": [without_source(part) for part in decision.decisions]} if len(decision.decisions) > 1 else found
 
@@ -185,8 +185,8 @@ def test_two_fixed_windows_in_turn_admit_what_each_leaves(client: Any) -> None:
     assert admitted == {small: 50, large: 600}
 
 
-def test_who_upgrades_has_what_the_new_rate_leaves(client: Any) -> None:
-    """An exhausted 60/min and then 5000/h: 4940 are left; a peek says so, and writes nothing."""
+def test_an_upgraded_key_has_what_the_new_rate_leaves(client: Any) -> None:
+    """An exhausted 60/min and then 5000/h: 4940 are left; a peek shows that, and writes nothing."""
     store = LuaStore(client, ManualClock(NOON))
     small, large = registered(store, FixedWindow("60/min"), FixedWindow("5000/h"))
     assert store.decide([Claim(small, "user", 60)])
@@ -200,7 +200,7 @@ def test_who_upgrades_has_what_the_new_rate_leaves(client: Any) -> None:
 
 
 def test_a_fifth_rate_takes_the_place_of_the_one_nearest_to_as_new(client: Any) -> None:
-    """A key has four rates at most; the one that goes is not the oldest but the one that is as new the soonest."""
+    """A key has four rates at most; the dropped one is not the oldest but the one that is as new the soonest."""
     store = LuaStore(client, ManualClock(NOON))
     rates = registered(store, *[TokenBucket(f"{count}/h burst 50") for count in (3, 50, 4, 5, 6)])
     for one in rates:
@@ -209,7 +209,7 @@ def test_a_fifth_rate_takes_the_place_of_the_one_nearest_to_as_new(client: Any) 
 
 
 def test_a_log_is_kept_for_the_longest_window_in_use(client: Any) -> None:
-    """A short window does not drop what a long one on the same key still counts, nor let the key expire."""
+    """A short window does not drop entries that a long one on the same key still counts, nor let the key expire."""
     store = LuaStore(client)
     short, long = registered(store, SlidingWindowLog("100/s"), SlidingWindowLog("5/h"))
     assert store.decide([Claim(long, "a", 2)])
@@ -284,7 +284,7 @@ def test_several_rates_survive_a_clock_that_goes_back(client: Any, back: float) 
 
 
 def test_load_replaces_the_state_of_its_rate_only(client: Any) -> None:
-    """The other rates of the key stay as they are, those too that this process has never met; a reset is forgotten."""
+    """The other rates of the key stay as they are, also those unknown to this process; a reset is forgotten."""
     clock = ManualClock(NOON)
     store, other_process = LuaStore(client, clock), LuaStore(client, clock)
     one, _ = registered(store, TokenBucket("1/h burst 10"), TokenBucket("2/h burst 10"))
@@ -336,7 +336,7 @@ def test_a_cancelled_reservation_leaves_no_rate_with_more_than_before(client: An
 
 
 def test_settling_above_the_estimate_charges_all_rates(client: Any) -> None:
-    """What was used beyond the estimate is charged under every rate."""
+    """The charge beyond the estimate is made under every rate."""
     store = LuaStore(client, ManualClock(NOON))
     small, large = registered(store, TokenBucket("1/h burst 10"), TokenBucket("1/h burst 100"))
     store.decide([Claim(large, "a", 1)])
@@ -357,7 +357,9 @@ def test_settling_above_the_estimate_charges_all_rates(client: Any) -> None:
 def test_a_charge_from_before_a_reset_gives_nothing_back(
     client: Any, limit: Limit, change: int, max_wait_us: int | None, key: str
 ) -> None:
-    """Settled or cancelled after the reset it does nothing and says so, to every rate; the next charge is given back again."""
+    """Settled or cancelled after the reset it does nothing and returns False, under every rate; the next charge is given back
+    again.
+    """
     store = LuaStore(client, ManualClock(NOON))
     one, other = registered(store, limit, another(limit))
     for charged in (one, other):
@@ -379,7 +381,7 @@ def test_a_charge_from_before_a_reset_gives_nothing_back(
 
 
 def test_a_refund_after_a_reset_gives_back_what_was_charged_since(client: Any) -> None:
-    """A refund is not about a certain charge: it goes to what is there, and where nothing is, nothing happens."""
+    """A refund has no certain charge: it goes to the current state, and without one nothing happens."""
     store = LuaStore(client, ManualClock(NOON))
     (one,) = registered(store, TokenBucket("1/h burst 10"))
     store.decide([Claim(one, "a", 5)])

@@ -1,4 +1,5 @@
-"""Whole requests against MemoryStore: the same traces, at the same made-up times, and every answer and every state the same."""
+"""Whole requests against MemoryStore: the same traces, at the same artificial times, and every answer and every state the same.
+Whole requests against MemoryStore: the same traces, at the same artificial times, and every answer and every state the same."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from limitkeeper.testing.strategies import LIMITS, limits, traces
 from servers.valkey import Valkey
 from stand_ins import NOON, WrappedStore
 
-#: A soak looks longer.
+# : A soak tries more.
 few = st.lists(limits(), min_size=1, max_size=3, unique_by=str)
 several = st.lists(limits(), min_size=2, max_size=4, unique_by=str)
 
@@ -58,15 +59,15 @@ class Both:
             assert not states, "a key that is not as new was forgotten"
 
     def that_counts(self, limit: Limit, state: Any) -> Any:
-        """A state without what no longer matters: what was in the window before one that has begun. Memory may have forgotten
-        that together with a key that was as new, where Redis still holds it for a second."""
+        """A state without obsolete parts: the count of the window before one that has begun. Memory may have forgotten it
+        together with a key that was as new, where Redis still holds it for a second."""
         over = isinstance(limit, FixedWindow) and state[0] <= self.lua.store.last_us
         return state[:2] if over else state
 
 
 @pytest.mark.parametrize("algorithm", LIMITS, ids=lambda algorithm: algorithm.__name__)
 def test_one_limit_answers_as_in_memory(client: Any, algorithm: type[Limit]) -> None:
-    """Hits, peeks, waits, reservations, refunds, settlements: Lua says what MemoryStore says, and holds what it holds."""
+    """Hits, peeks, waits, reservations, refunds, settlements: Lua answers as MemoryStore, and holds the same states."""
 
     @effort(40)
     @given(limits(algorithm).flatmap(lambda limit: st.tuples(st.just(limit), traces([limit], several_keys=True, backwards=True))))
@@ -106,7 +107,7 @@ def test_a_line_moves_up_as_in_memory(client: Any) -> None:
     ),
 )
 def test_many_requests_in_one_call_are_as_many_calls(valkey: Valkey, some: list[Limit], drawn: list[Any]) -> None:
-    """Asks of every kind put one behind the other answer as if each had travelled alone."""
+    """Requests of every kind in one batch are answered as if each had been sent alone."""
     with valkey.client() as client:
         client.flushall()
         stores = [LuaStore(client, ManualClock(NOON), prefix=prefix) for prefix in ("together", "alone")]
@@ -158,7 +159,7 @@ def test_none_starts_before_it_may(client: Any) -> None:
 
 
 def test_what_was_charged_last_is_undone_exactly(client: Any) -> None:
-    """A patient charge that nothing has come behind goes back to the very state that was there."""
+    """A charge that may wait and has none behind it goes back to exactly the earlier state."""
     clock = ManualClock(NOON)
     store = LuaStore(client, clock)
     named = NamedLimit("undo", "undo", TokenBucket("3/s burst 2"))

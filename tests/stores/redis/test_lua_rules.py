@@ -21,7 +21,7 @@ from servers.valkey import Valkey
 
 NOW_US = 1_700_000_123_456_789
 PACED = (TokenBucket, LeakyBucket, LeakyBucketQueue)
-#: A soak looks longer.
+# : A soak tries more.
 EXAMPLES = effort(60)
 
 
@@ -59,7 +59,7 @@ def rule(valkey: Valkey) -> Callable[..., Any]:
 
 
 class Draw:
-    """Numbers that matter to a limit, from a seed: many cases travel in one call, and each is told whole when it fails."""
+    """Numbers for a limit, from a seed: many cases are sent in one call, and each is shown whole when it fails."""
 
     def __init__(self, limit: Limit, seed: int) -> None:
         self.limit = limit
@@ -115,7 +115,7 @@ class Draw:
 
 
 def exact(numbers: Any) -> bool:
-    """Whether all of these are what `verdict.TOP` promises of a rule's numbers."""
+    """Whether all of these are below `verdict.TOP`, as for a rule's numbers."""
     return all(abs(number) <= TOP for number in numbers)
 
 
@@ -230,7 +230,7 @@ def log_case(draw: Draw) -> Any:
 @EXAMPLES
 @given(limits(SlidingWindowLog), st.integers(0, 2**32))
 def test_the_log_is_the_same_in_lua(valkey: Valkey, limit: Limit, seed: int) -> None:
-    """The same answers, and the same entries left, when a log is asked, charged, given back to, pruned and written."""
+    """The same answers, and the same entries left, when a log is decided, charged, given back to, pruned and written."""
     draw = Draw(limit, seed)
     cases = [log_case(draw) for _ in range(50)]
     source = "\n".join([text for name, text in sections("sliding_log").items() if name != "traits"] + [LOG_DRIVER])

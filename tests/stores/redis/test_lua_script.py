@@ -1,4 +1,4 @@
-"""The script of a call: what is in it, and what is not."""
+"""The script of a call: its parts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FRAME = {"frame", "rates", "hit", "batched_hits", "loop", *OPERATIONS}
 
 
 def test_every_rule_has_a_mirror() -> None:
-    """A rule that can be named in text can be decided in Redis; a Lua file is a rule's or the frame's."""
+    """Every rule with a text form can be decided in Redis; a Lua file belongs to a rule or to the frame."""
     assert {algorithm.kind for algorithm in ALGORITHMS.values()} == set(RULES)
     assert {path.stem for path in LUA.glob("*.lua")} == {rule.file for rule in RULES.values()} | FRAME
 
 
 def test_a_rule_without_a_mirror_is_refused_by_name() -> None:
-    """A limit of an unknown kind can't be decided in Redis, and the error says which can."""
+    """A limit of an unknown kind can't be decided in Redis, and the error lists the kinds that can."""
 
     class Own(TokenBucket):
         kind = "my own"
@@ -39,7 +39,7 @@ def test_a_rule_without_a_mirror_is_refused_by_name() -> None:
 @pytest.mark.parametrize("verb", ["hit", *OPERATIONS])
 @pytest.mark.parametrize("file", FILES)
 def test_a_script_holds_only_the_rules_in_use(file: str, verb: str) -> None:
-    """No other rule's function is sent, and a call that only hits has nothing of the long way."""
+    """No other rule's function is sent, and a call of hits only has no part of the slow path."""
     source = script_of(frozenset((verb, file))).source.decode()
     found = {other for other in FILES if re.search(rf"\bfunction {other}\b", source)}
     assert found == {file}
@@ -65,7 +65,7 @@ def test_every_script_compiles_under_its_name(valkey: Valkey, clock: tuple[str, 
 
 
 def test_time_is_the_servers_or_the_requests_never_both() -> None:
-    """With times that come along, the server's clock is not looked at."""
+    """With times in the request, the server's clock is not read."""
     parts = frozenset(("hit", "decide", "token_bucket"))
     assert b"TIME" in script_of(parts).source
     assert b"TIME" not in script_of(parts | {"clock"}).source
@@ -80,7 +80,7 @@ def test_no_number_is_made_text_by_lua() -> None:
 
 
 def test_a_rule_has_all_its_sections() -> None:
-    """What is true of it, both halves, and how its dates move."""
+    """The facts about a rule, in both halves, and how its dates move."""
     for file in FILES:
         assert {"traits", "decide", "give_back", "redate"} <= set(sections(file)), file
         assert ("used" in sections(file)) == (file != "sliding_log"), "a log serves all rates"

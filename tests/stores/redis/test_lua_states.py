@@ -1,5 +1,4 @@
-"""What stays in Redis, for how long, and in whose units: times to live, nothing written on refusal, changed rates, clocks
-that went back."""
+"""States in Redis: times to live, their units, nothing written on refusal, changed rates, clocks that went back."""
 
 from __future__ import annotations
 
@@ -80,7 +79,7 @@ def test_a_state_lives_until_it_is_as_new_and_a_second_more(client: Any, limit: 
 
 @every_rule
 def test_nothing_is_left_without_a_time_to_live(client: Any, limit: Limit) -> None:
-    """Whatever was asked, every key that it left goes away by itself; so does what is remembered of a limit, much later."""
+    """After any request, every key that it left expires; so does the entry of a limit, much later."""
     store = LuaStore(client)
     one, ramp = named(limit), named(TokenBucket("5/s burst 10 initial 1"), "ramp")
     for each in (one, ramp):
@@ -95,7 +94,7 @@ def test_nothing_is_left_without_a_time_to_live(client: Any, limit: Limit) -> No
 
 
 def test_a_key_outlives_the_ramp_of_its_limit(client: Any) -> None:
-    """While an unseen key would hold less than a full bucket, a key that was seen is not forgotten."""
+    """While a new key would hold less than a full bucket, a used key is not forgotten."""
     store, one = LuaStore(client), named(TokenBucket("1/s burst 100 initial 90"))
     store.register(one)
     assert store.decide([Claim(one, "a", 1)])
@@ -115,7 +114,7 @@ def test_a_state_that_is_as_new_after_centuries_is_stored(client: Any, count: in
 
 
 def test_made_up_times_are_kept_for_an_hour(client: Any) -> None:
-    """On a clock of one's own a state can't tell when it will be as new, so it lives for an hour."""
+    """On a clock of one's own the time to live of a state is unknown, so it is an hour."""
     store, one = LuaStore(client, ManualClock(NOON)), named(TokenBucket("5/s"))
     store.register(one)
     store.decide([Claim(one, "a", 1)])
@@ -124,7 +123,7 @@ def test_made_up_times_are_kept_for_an_hour(client: Any) -> None:
 
 
 def test_no_decision_depends_on_a_key_having_expired(client: Any) -> None:
-    """A state that is still there long after it is as new says what an unseen key says."""
+    """A state that still exists long after it is as new answers as a new key."""
     for limit in ALL:
         clock = ManualClock(NOON)
         store, one = LuaStore(client, clock), named(limit, str(limit))
@@ -148,7 +147,7 @@ def test_a_token_bucket_takes_at_most_120_bytes(client: Any, name: str | None) -
 
 @every_rule
 def test_refused_and_peeked_write_nothing(client: Any, limit: Limit) -> None:
-    """Refused, refused for ever, peeked, a cost of nothing, and given back where nothing is: not a byte changes."""
+    """Refused, refused for ever, peeked, a cost of nothing, and given back without a state: not a byte changes."""
     store, one, other = LuaStore(client), named(limit), named(TokenBucket("1000/s"), "other")
     for each in (one, other):
         store.register(each)
@@ -217,7 +216,7 @@ def test_limits_that_all_meet_another_rate_are_decided_together(client: Any) -> 
 
 
 def test_giving_back_under_a_new_rate_is_as_in_memory(client: Any) -> None:
-    """What is given back under a new rate is given back to the states of both."""
+    """A refund under a new rate goes to the states of both."""
     clock = ManualClock(NOON)
     states = []
     for store in (LuaStore(client, clock), MemoryStore(clock=clock)):
@@ -248,9 +247,9 @@ def test_several_limits_of_which_some_meet_another_rate(client: Any) -> None:
     assert answers[0] == answers[1]
 
 
-def test_a_state_of_a_rate_that_no_registry_knows_counts_as_used_up(client: Any) -> None:
-    """When the registry is gone, an old state of another process is not forgiven: the key starts empty, and fills up as the new
-    rate says."""
+def test_a_state_of_a_rate_missing_in_the_registry_counts_as_used_up(client: Any) -> None:
+    """When the registry is gone, an old state of another process is not forgiven: the key starts empty, and fills up at the new
+    rate."""
     store, other = LuaStore(client), LuaStore(client)
     old, new = named(TokenBucket("5/s burst 10")), named(TokenBucket("1/h burst 3"))
     other.register(old)
@@ -261,7 +260,7 @@ def test_a_state_of_a_rate_that_no_registry_knows_counts_as_used_up(client: Any)
 
 
 def test_a_state_that_changed_meanwhile_is_not_overwritten(client: Any) -> None:
-    """A request that is sent again decides on what is there then: when another caller came first, on its state."""
+    """A request that is sent again decides on the current state: when another caller came first, on its state."""
     clock = ManualClock(NOON)
     store = LuaStore(client, clock)
     old, new = named(TokenBucket("1/h burst 10")), named(TokenBucket("2/h burst 10"))
@@ -282,7 +281,7 @@ def test_a_state_that_changed_meanwhile_is_not_overwritten(client: Any) -> None:
 
 
 def test_a_birth_is_written_once(client: Any) -> None:
-    """A limiter made later, on any machine, gets the same birth, and unseen keys fill up from it."""
+    """A limiter made later, on any machine, gets the same birth, and new keys fill up from it."""
     clock = ManualClock(NOON)
     one = named(TokenBucket("1/s burst 10 initial 0"))
     LuaStore(client, clock).register(one)
@@ -329,8 +328,8 @@ def test_items_come_back_whole_and_load_takes_them(client: Any, limit: Limit) ->
 
 @every_rule
 @pytest.mark.parametrize("back", [0.000001, 1.0, 59.0, 3601.0, 86_400 * 30.0])
-def test_a_clock_that_went_back_grants_nothing_and_locks_nobody_out(client: Any, limit: Limit, back: float) -> None:
-    """After a step back nothing extra is there, and a lone caller waits no longer than it was before the step."""
+def test_a_clock_that_went_back_grants_nothing_and_blocks_no_caller(client: Any, limit: Limit, back: float) -> None:
+    """After a step back nothing extra is granted, and a lone caller waits no longer than before the step."""
     clock = ManualClock(NOON)
     store, one = LuaStore(client, clock), named(limit)
     store.register(one)
@@ -340,7 +339,7 @@ def test_a_clock_that_went_back_grants_nothing_and_locks_nobody_out(client: Any,
     clock.advance(-back)
     store.last_us = store.shift_us = 0  # unguarded, as the server's own time is
     after = store.decide([Claim(one, "a", 1)])
-    window_us = limit.period if limit.gain == 0 else 0  # on the clock, windows end when the clock says so
+    window_us = limit.period if limit.gain == 0 else 0  # on the clock, windows end by the clock
     assert not after
     assert after.remaining == result.remaining == 0
     assert after.retry_us <= result.retry_us + window_us
@@ -354,7 +353,7 @@ def test_a_clock_that_went_back_grants_nothing_and_locks_nobody_out(client: Any,
 
 @every_rule
 def test_a_peek_after_a_step_back_writes_nothing(client: Any, limit: Limit) -> None:
-    """Only a call that was meant to charge moves the dates; a peek sees them moved and leaves them."""
+    """Only a charging call moves the dates; a peek sees them moved and leaves them."""
     clock = ManualClock(NOON)
     store, one = LuaStore(client, clock), named(limit)
     store.register(one)
@@ -368,7 +367,7 @@ def test_a_peek_after_a_step_back_writes_nothing(client: Any, limit: Limit) -> N
 
 
 def test_reservations_keep_their_distance_when_the_clock_goes_back(client: Any) -> None:
-    """What was reserved ahead stays as far ahead as it was."""
+    """Reservations stay as far ahead as they were."""
     clock = ManualClock(NOON)
     store = LuaStore(client, clock)
     for limit in (
@@ -404,7 +403,7 @@ def test_entries_of_a_log_are_given_back_when_the_clock_went_back_since(client: 
 
 
 class ServersClock:
-    """The clock of a server under libfaketime, moved by what a file says; it is believed when the server shows it."""
+    """The clock of a server under libfaketime, moved through a file; the test waits until the server shows it."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "offset"
@@ -420,7 +419,7 @@ class ServersClock:
 
 
 def test_the_servers_clock_goes_back(tmp_path: Path, eventually: Callable[..., None]) -> None:
-    """A real server whose clock is set back an hour: nothing extra, and the callers go on as if it had not been."""
+    """A real server whose clock is set back an hour: nothing extra, and the callers continue as before."""
     clock = ServersClock(tmp_path)
     with Valkey(env=clock.env) as server, server.client() as client:
         store, one = LuaStore(client), named(TokenBucket("1/min burst 3"))
@@ -432,8 +431,8 @@ def test_the_servers_clock_goes_back(tmp_path: Path, eventually: Callable[..., N
         assert not refused
         assert 55 < refused.retry_after <= 60
         value = client.get(store.names.key(one, "a"))
-        assert struct.unpack_from("<d", value, 8)[0] < started - 3_000_000_000, "written at the time that it is now"
+        assert struct.unpack_from("<d", value, 8)[0] < started - 3_000_000_000, "written at the current time"
         assert 175_000 < client.pttl(store.names.key(one, "a")) <= 182_000
         clock.move(store, 3600, eventually)
-        assert store.decide([Claim(one, "a", 3)]), "an hour later all of it is there again"
+        assert store.decide([Claim(one, "a", 3)]), "an hour later all of it is available again"
         assert not store.decide([Claim(one, "a", 1)]), "and no more"

@@ -1,4 +1,4 @@
-"""RedisStore in asyncio: batches, cancelled and waiting tasks, and what is left when a loop ends."""
+"""RedisStore in asyncio: batches, cancelled and waiting tasks, and the end of a loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from servers.valkey import Valkey
 from stand_ins import driven
 
 HUNDRED = TokenBucket("1/h", burst=100)
-#: What turns of a loop may take on top of a budget; how late the machine is comes on top of that.
+# : What iterations of a loop may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.5
 
 
@@ -55,7 +55,7 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 async def turns() -> None:
-    """Some turns of the loop, however late the first of them comes: what was asked is on its way."""
+    """Some iterations of the loop, however late the first of them comes: the request is on its way."""
     for _ in range(10):
         await asyncio.sleep(0.005)
 
@@ -67,7 +67,7 @@ async def warm(limiter: AsyncLimiter) -> AsyncLimiter:
 
 
 def test_decisions_of_one_turn_travel_as_one_script_call(valkey: Valkey) -> None:
-    """Thirty tasks, one call: and each gets its own answer, in the order in which they asked."""
+    """Thirty tasks, one call: and each gets its own answer, in the order of their calls."""
 
     async def work() -> None:
         async with RedisStore(valkey.url, prefix="turn", timeout="60s") as store:
@@ -82,7 +82,7 @@ def test_decisions_of_one_turn_travel_as_one_script_call(valkey: Valkey) -> None
 
 
 def test_a_large_turn_is_several_calls(valkey: Valkey) -> None:
-    """200 tasks are seven calls of at most 32, so that the server works while the next is made ready."""
+    """200 tasks are seven calls of at most 32, so that the server works while the next is prepared."""
 
     async def work() -> None:
         async with RedisStore(valkey.url, prefix="large", timeout="60s") as store:
@@ -96,7 +96,7 @@ def test_a_large_turn_is_several_calls(valkey: Valkey) -> None:
 
 
 def test_the_first_use_of_a_limit_is_shared(valkey: Valkey) -> None:
-    """Sixty tasks that use a limit for the first time make it known once, and are decided together."""
+    """Sixty tasks that use a limit for the first time register it once, and are decided together."""
 
     async def work() -> None:
         async with RedisStore(valkey.url, prefix="first", timeout="60s") as store:
@@ -155,7 +155,7 @@ def test_different_rules_and_verbs_travel_together(valkey: Valkey) -> None:
                 await asyncio.gather(*[one.hit(warming) for one in (bucket, window)], bucket.acquire(warming, timeout=1))
             before = scripts(valkey)
             found = await asyncio.gather(bucket.hit("b"), window.hit("b"), bucket.peek("b"), bucket.acquire("b", timeout=1))
-            assert scripts(valkey) - before <= 2  # the second where this very mixture is new to the server
+            assert scripts(valkey) - before <= 2  # the second where this combination is new to the server
             assert [one.remaining for one in found] == [99, 4, 99, 98]
 
     run(work)
@@ -164,8 +164,8 @@ def test_different_rules_and_verbs_travel_together(valkey: Valkey) -> None:
 # Cancelling
 
 
-def test_who_is_cancelled_before_the_batch_is_sent_has_requested_nothing(valkey: Valkey) -> None:
-    """A task cancelled in the turn in which it asked takes nothing; the others are answered."""
+def test_a_task_cancelled_before_the_batch_is_sent_has_requested_nothing(valkey: Valkey) -> None:
+    """A task cancelled in the iteration of its call takes nothing; the others are answered."""
 
     async def work() -> None:
         async with RedisStore(valkey.url, prefix="early", timeout="60s") as store:
@@ -181,8 +181,8 @@ def test_who_is_cancelled_before_the_batch_is_sent_has_requested_nothing(valkey:
     run(work)
 
 
-def test_who_is_cancelled_on_the_way_disturbs_no_other(valkey: Valkey) -> None:
-    """Replies go to those who still wait; what was decided for the cancelled stays charged."""
+def test_a_task_cancelled_on_the_way_disturbs_no_other(valkey: Valkey) -> None:
+    """Replies go to the remaining tasks; the charges of the cancelled ones stay."""
 
     async def work() -> None:
         async with RedisStore(valkey.url, prefix="late", timeout="60s") as store:
@@ -205,7 +205,7 @@ def test_who_is_cancelled_on_the_way_disturbs_no_other(valkey: Valkey) -> None:
 
 @pytest.mark.parametrize("limit", ["token bucket 1/day burst 100", "sliding window counter 100/day"])
 @pytest.mark.parametrize("method", ["acquire", "reserve"])
-def test_who_is_cancelled_without_a_wait_gives_back(valkey: Valkey, limit: str, method: str) -> None:
+def test_a_task_cancelled_without_a_wait_gives_back(valkey: Valkey, limit: str, method: str) -> None:
     """An acquire or reserve that is decided without a wait is given back as well, when its task is cancelled on the way."""
 
     async def asked(limiter: AsyncLimiter, longest: int) -> None:
@@ -229,7 +229,7 @@ def test_who_is_cancelled_without_a_wait_gives_back(valkey: Valkey, limit: str, 
 
 
 def test_those_behind_a_cancelled_waiter_move_up(valkey: Valkey) -> None:
-    """Law 8 on a store far away: five tasks wait in line, the third leaves, and those behind it start one turn earlier."""
+    """Law 8 on a store far away: five tasks wait in a queue, the third leaves, and those behind it start one place earlier."""
 
     async def work() -> None:
         async with RedisStore(valkey.url, prefix="line", timeout="60s") as store:
@@ -254,7 +254,7 @@ def test_those_behind_a_cancelled_waiter_move_up(valkey: Valkey) -> None:
 
 
 def test_a_late_answer_is_no_longer_waited_for_and_spoils_nothing(valkey: Valkey, watch: Watch) -> None:
-    """The budget ends the wait; when the server goes on, the next call is answered by its own reply."""
+    """The budget ends the wait; when the server continues, the next call is answered by its own reply."""
 
     async def work() -> None:
         async with RedisStore(valkey.url, prefix="slow", timeout="60s") as store:
@@ -278,7 +278,7 @@ def test_a_late_answer_is_no_longer_waited_for_and_spoils_nothing(valkey: Valkey
 
 
 def test_a_silent_connection_is_left(valkey: Valkey) -> None:
-    """After a second without a word newcomers get another connection."""
+    """After a second without a reply new calls get another connection."""
 
     async def work() -> None:
         async with RedisStore(valkey.url, prefix="silent", timeout="60s") as store:
@@ -300,7 +300,7 @@ def test_a_silent_connection_is_left(valkey: Valkey) -> None:
 
 
 def test_answers_within_lowers_the_budget(valkey: Valkey, watch: Watch) -> None:
-    """A store that was asked to answer within 30 ms does, or says that it can't."""
+    """A store with a budget of 30 ms answers within it, or raises an error."""
 
     async def work() -> None:
         async with RedisStore(valkey.url, prefix="within", timeout="60s") as store:
@@ -358,8 +358,8 @@ def test_a_store_is_closed_although_a_loop_ended_while_it_connected() -> None:
 
 
 def test_a_loop_that_is_closed_before_its_store_costs_nothing(valkey: Valkey) -> None:
-    """`loop.close()` alone: the connection is closed when the store next looks."""
-    gc.collect()  # what other tests have left open
+    """`loop.close()` alone: the connection is closed at the store's next check."""
+    gc.collect()  # left open by other tests
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with RedisStore(valkey.url, prefix="closed loop", timeout="60s") as store:
@@ -390,8 +390,8 @@ def test_loops_in_several_threads_each_have_their_own(valkey: Valkey) -> None:
         assert sum(admitted) == 100
 
 
-def test_closing_tells_those_who_wait(valkey: Valkey) -> None:
-    """Who still waits when the store is closed gets an error, and does not hang."""
+def test_closing_ends_the_calls_that_wait(valkey: Valkey) -> None:
+    """A task that still waits when the store is closed gets an error, and does not hang."""
 
     async def work() -> None:
         store = RedisStore(valkey.url, prefix="closing", timeout="60s")
@@ -430,8 +430,8 @@ def test_sixty_four_tasks_share_one_connection(valkey: Valkey) -> None:
 
 @pytest.mark.parametrize("method", ["hit", "acquire", "hit_many", "refund"])
 def test_a_first_use_by_many_tasks_registers_the_limit_once(valkey: Valkey, method: str) -> None:
-    """The turn of the loop in which they all start may last longer than the budget: that is not the server's time, and the limit
-    is registered by one call for all of them."""
+    """The iteration of the loop in which they all start may last longer than the budget: that is not the server's time, and the
+    limit is registered by one call for all of them."""
     budget = 0.5
     with RedisStore(valkey.url, prefix=f"first {method}", timeout=budget) as store, valkey.client() as client:
         limiter = AsyncLimiter(TokenBucket("1/h", burst=100_000), store=store)

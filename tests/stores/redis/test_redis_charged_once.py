@@ -1,7 +1,7 @@
-"""A state that can't be decided on at once is decided on once: what came back stale, and was then decided, is not sent again.
+"""A stale state is decided once: a request whose reply was stale, and that was then decided, is not sent again.
 
-A server's clock may go back a little between two calls. The straight way then finds a state from the future, which it leaves to
-the long way; by the time that is asked, the clock may have passed that moment, and the straight way works after all.
+A server's clock may go back a little between two calls. The fast path then finds a state from the future, which it leaves to the
+slow path; by the time of that call, the clock may have passed that moment, and the fast path works after all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _fresh = itertools.count()
 
 
 class Future:
-    """The state of a store's only key: moved a minute ahead, as if it had been written by a clock that went back since."""
+    """The state of a store's only key: moved a minute ahead, as if written by a clock that went back since."""
 
     def __init__(self, server: Valkey, store: RedisStore) -> None:
         with server.client() as client:
@@ -40,7 +40,7 @@ class Future:
 
 
 def long_way(store: RedisStore, before: Callable[[], Any]) -> list[int]:
-    """Has something done just before the long way is first taken; says how many requests took it."""
+    """Calls a function just before the slow path is first used; returns how many requests used it."""
     taken: list[int] = []
     execute = store.route.execute
 
@@ -55,7 +55,7 @@ def long_way(store: RedisStore, before: Callable[[], Any]) -> list[int]:
 
 
 def test_a_hit_that_came_back_stale_is_charged_once(valkey: Valkey) -> None:
-    """In threads: 99 are left after the first hit, and 98 after the second, whatever way it took."""
+    """In threads: 99 are left after the first hit, and 98 after the second, by either path."""
     with RedisStore(valkey.url, prefix=f"stale-{next(_fresh)}", timeout="60s") as store:
         limiter = Limiter(HUNDRED, store=store)
         assert limiter.hit("once").remaining == 99
@@ -67,7 +67,7 @@ def test_a_hit_that_came_back_stale_is_charged_once(valkey: Valkey) -> None:
 
 @pytest.mark.parametrize("together", [1, 5])
 def test_a_task_whose_hit_came_back_stale_is_charged_once(valkey: Valkey, together: int) -> None:
-    """In asyncio, alone and in a batch: everybody is charged once."""
+    """In asyncio, alone and in a batch: every call is charged once."""
 
     async def main() -> None:
         async with RedisStore(valkey.url, prefix=f"stale-{next(_fresh)}", timeout="60s") as store:
@@ -83,7 +83,7 @@ def test_a_task_whose_hit_came_back_stale_is_charged_once(valkey: Valkey, togeth
 
 
 def test_a_state_from_the_future_is_decided_on_once_too(valkey: Valkey) -> None:
-    """While the clock is still behind, the long way decides: again one charge each."""
+    """While the clock is still behind, the slow path decides: again one charge each."""
     with RedisStore(valkey.url, prefix=f"stale-{next(_fresh)}", timeout="60s") as store:
         limiter = Limiter(HUNDRED, store=store)
         assert limiter.hit("once").remaining == 99
@@ -151,7 +151,7 @@ def test_a_reply_that_makes_no_sense_is_an_error_and_the_call_is_not_sent_again(
 
 
 def test_a_connection_on_which_more_than_the_reply_has_arrived_is_closed(valkey: Valkey) -> None:
-    """What a server sends in addition is not taken for the reply of the next call."""
+    """Bytes that a server sends in addition are not taken for the reply of the next call."""
     with RedisStore(valkey.url, prefix=f"more {next(_fresh)}", timeout="60s") as store:
         limiter = Limiter(HUNDRED, store=store)
         assert limiter.hit("k")

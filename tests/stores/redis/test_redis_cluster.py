@@ -70,7 +70,7 @@ class TestRedisCluster(StoreContract):
 
 
 def test_slots_are_those_of_the_server(cluster: Cluster) -> None:
-    """Our slots are what CLUSTER KEYSLOT says, hash tags and all."""
+    """Our slots equal those of CLUSTER KEYSLOT, hash tags included."""
     with cluster.nodes[0].client() as client:
         for key in ("", "a", "limitkeeper:abc:{user:42}", "{}x", "{a}{b}", "a{b", "x{y}z", "é", "{" * 3 + "}"):
             assert slot_of(key.encode()) == client.execute_command("CLUSTER", "KEYSLOT", key)
@@ -116,7 +116,7 @@ def test_a_batch_is_one_write_for_each_node(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_decision_over_several_slots_is_all_or_nothing(cluster: Cluster, mode: str) -> None:
-    """Where the tenant refuses, the user is not charged; and the other way round."""
+    """Where the tenant's limit refuses, the user's is not charged; and the other way round."""
     clock = ManualClock(1000)
     one, other, _ = apart(cluster)
     with fresh(cluster, clock=clock) as store:
@@ -139,7 +139,7 @@ def test_a_decision_over_several_slots_is_all_or_nothing(cluster: Cluster, mode:
 @effort(25)
 @given(st.data())
 def test_spanning_decisions_are_those_of_memory(cluster: Cluster, data: st.DataObject) -> None:
-    """Hits, peeks, reservations and cancellations over different keys say what MemoryStore says."""
+    """Hits, peeks, reservations and cancellations over different keys are answered as by MemoryStore."""
     some = {"user": TokenBucket("1/s", burst=3), "tenant": FixedWindow("4/3s"), "all": SlidingWindowLog("5/4s")}
     clock = ManualClock(1_700_000_000)
     keys = st.sampled_from(("a", "b", "c", None))
@@ -163,12 +163,12 @@ def test_spanning_decisions_are_those_of_memory(cluster: Cluster, data: st.DataO
 
 
 def whole(decision: Any) -> Any:
-    """What a caller goes by; parts of a refused decision may be told a common start where memory tells each its own."""
+    """The relevant fields of a decision; parts of a refused one may have a common start where memory gives each its own."""
     return {name: value for name, value in decision.to_dict().items() if name != "decisions"}
 
 
-def test_two_callers_who_want_the_same_keys_never_get_more_than_there_is(cluster: Cluster) -> None:
-    """Eight threads over two slots: what is admitted is within both limits, and what was refused gave all of it back."""
+def test_two_callers_of_the_same_keys_never_get_more_than_the_limits(cluster: Cluster) -> None:
+    """Eight threads over two slots: admissions are within both limits, and refused calls gave all of it back."""
     one, other, _ = apart(cluster)
     with fresh(cluster) as store:
         limiter = Limiter({"user": TokenBucket("1/h", burst=60), "tenant": TokenBucket("1/h", burst=40)}, store=store)
@@ -241,7 +241,7 @@ def test_no_slot_starts_before_it_may(cluster: Cluster) -> None:
 
 
 def test_two_decisions_with_one_start_give_back_their_own_entries(cluster: Cluster) -> None:
-    """A log gives back the entry of the claim's own start, though another decision with the same one had another start there."""
+    """A log gives back the entry of the claim's own start, though another decision with the same one had another start in it."""
     keys = dict(zip(("user", "tenant"), apart(cluster, 2), strict=True))
     with fresh(cluster, clock=ManualClock(1000)) as store:
         limiter = Limiter({"user": SlidingWindowLog("5/h"), "tenant": SlidingWindowLog("5/h")}, store=store)
@@ -335,7 +335,7 @@ def test_a_caller_that_dies_between_the_steps_leaves_at_most_one_decision_charge
         plan = store.plan_decide(limiter.claims(key), 0, True, False, 0)
         sent = next(plan)
         replies = store.pool.exchange(sent, SYSTEM.now_us() + 60_000_000)
-        withdrawal = plan.send(replies)  # it dies before this travels
+        withdrawal = plan.send(replies)  # it dies before this is sent
         assert withdrawal
         plan.close()
         result = limiter.peek(key)
@@ -347,7 +347,7 @@ def test_a_caller_that_dies_between_the_steps_leaves_at_most_one_decision_charge
 
 @pytest.mark.untraced
 def test_a_handler_that_raises_in_a_decision_over_several_slots_leaves_no_charge(cluster: Cluster, python: Any) -> None:
-    """An interrupted `reserve` learns what it has charged on each node, and gives it back."""
+    """An interrupted `reserve` determines its charges on each node, and gives them back."""
     done = python(f"""
         import random, signal
         from limitkeeper import Limiter, TokenBucket
@@ -381,7 +381,7 @@ def test_a_handler_that_raises_in_a_decision_over_several_slots_leaves_no_charge
 
 @pytest.fixture(scope="module")
 def moving() -> Iterator[Cluster]:
-    """A cluster to be disturbed; the tests that do so come last, and the one that kills a node is the last of them."""
+    """A cluster for faults; the tests that use it come last, and the one that kills a node is the last of them."""
     with Cluster() as started:
         yield started
 
@@ -393,7 +393,7 @@ def wait_until(true: Callable[[], object]) -> None:
 
 
 def move(cluster: Cluster, slot: int, source: int, target: int, finish: bool = True) -> None:
-    """Moves a slot with its keys; not finished, both nodes are in the middle of it."""
+    """Moves a slot with its keys; unfinished, both nodes are in the middle of it."""
     ids = [cluster.node_id(number) for number in range(len(cluster.nodes))]
     with cluster.nodes[source].client() as old, cluster.nodes[target].client() as new:
         new.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
@@ -428,7 +428,7 @@ def test_moved_and_moving_slots_are_followed(moving: Cluster, mode: str) -> None
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_node_that_hangs_costs_a_new_store_a_part_of_the_budget(moving: Cluster, mode: str) -> None:
-    """The map of slots is asked of the next node in time."""
+    """The map of slots is requested from the next node in time."""
     hangs, *others = moving.nodes
     key = next(key for key in map(str, itertools.count()) if owns(others[0], slot_of(key.encode())))
     hangs.freeze()
@@ -466,7 +466,7 @@ def test_a_task_does_not_wait_for_a_node_that_hangs(moving: Cluster) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_nodes_of_a_cluster_are_known_when_its_only_seed_hangs(moving: Cluster, mode: str) -> None:
-    """Callers whose budget is used up forget no node: keys of the others are decided."""
+    """Callers whose budget is used up remove no node: keys of the others are decided."""
     seed, other = moving.nodes[:2]
     lost, kept = [next(key for key in map(str, itertools.count()) if owns(node, slot_of(key.encode()))) for node in (seed, other)]
     with RedisStore(f"redis+cluster://127.0.0.1:{seed.port}", timeout="200ms", prefix=f"seed {mode}") as store:
@@ -488,7 +488,7 @@ def test_the_nodes_of_a_cluster_are_known_when_its_only_seed_hangs(moving: Clust
 
 @pytest.fixture
 def halfway(moving: Cluster) -> Iterator[tuple[Cluster, int, int, int]]:
-    """A slot that moves for the whole test, with the node that it leaves and the one that it comes to; moved at the end."""
+    """A slot that moves during the whole test, with its source and target node; moved at the end."""
     slot = slot_of(b"{moves}")
     source = next(number for number, node in enumerate(moving.nodes) if owns(node, slot))
     target = (source + 1) % 3
@@ -563,7 +563,7 @@ def test_one_new_user_does_not_fail_the_others_of_a_batch(halfway: Halfway) -> N
 @effort(25)
 @given(st.data())
 def test_decisions_in_a_moving_slot_are_those_of_memory(halfway: Halfway, data: st.DataObject) -> None:
-    """Hits, peeks, reservations and cancellations while keys move one by one say what MemoryStore says."""
+    """Hits, peeks, reservations and cancellations while keys move one by one are answered as by MemoryStore."""
     cluster, _, source, target = halfway
     some = {"user": TokenBucket("1/s", burst=3), "tenant": FixedWindow("4/3s"), "all": SlidingWindowLog("5/4s")}
     clock = ManualClock(1_700_000_000)
@@ -591,7 +591,7 @@ def test_decisions_in_a_moving_slot_are_those_of_memory(halfway: Halfway, data: 
                 assert whole(getattr(there, verb)(key)) == whole(getattr(here, verb)(key))
 
 
-def test_a_cluster_that_is_down_is_asked_again_within_the_budget(moving: Cluster, watch: Watch) -> None:
+def test_a_cluster_that_is_down_is_called_again_within_the_budget(moving: Cluster, watch: Watch) -> None:
     """CLUSTERDOWN is an error when the budget is over, and no error when the slot is served again before that."""
     slot = slot_of(b"{down}")
     node = next(node for node in moving.nodes if owns(node, slot))
@@ -603,7 +603,7 @@ def test_a_cluster_that_is_down_is_asked_again_within_the_budget(moving: Cluster
             with other.client() as one:
                 one.execute_command("CLUSTER", "DELSLOTS", slot)
         said, end = "", time.monotonic() + 60
-        while "CLUSTERDOWN" not in said and "no node serves" not in said:  # the nodes may be late to say so
+        while "CLUSTERDOWN" not in said and "no node serves" not in said:  # the nodes may be late to report it
             assert time.monotonic() < end, said
             begun = time.monotonic()
             with pytest.raises(StoreError) as raised:
@@ -617,7 +617,7 @@ def test_a_cluster_that_is_down_is_asked_again_within_the_budget(moving: Cluster
 
 
 def test_a_node_that_dies_takes_only_its_own_slots_with_it(moving: Cluster) -> None:
-    """The others go on; its keys are StoreUnavailable within the budget; when it is back, so are they."""
+    """The others continue; its keys are StoreUnavailable within the budget; when it is back, they are decided again."""
     keys = apart(moving)
     with RedisStore(moving.url, timeout=AMPLE) as store:
         limiter, tasks = Limiter(HUNDRED, store=store), AsyncLimiter(HUNDRED, store=store)

@@ -1,4 +1,4 @@
-"""How a RedisStore comes to its server: logins, UNIX sockets, TLS, ready clients, URLs; threads, forks, and one key for all."""
+"""Connections of a RedisStore: logins, UNIX sockets, TLS, ready clients, URLs; threads, forks, and one key for all."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_password_opens(locked: Valkey, login: str) -> None:
 
 @pytest.mark.parametrize(("login", "remedy"), [("", "requires a password"), (":wrong@", "rejects this user or password")])
 def test_a_wrong_password_is_reported_with_its_remedy(locked: Valkey, login: str, remedy: str) -> None:
-    """Sync and async errors say what to write, and never the password."""
+    """Sync and async errors name the remedy, and never the password."""
     with RedisStore(f"redis://{login}127.0.0.1:{locked.port}", timeout="60s") as store:
         for call in (lambda: Limiter(TEN, store=store).hit("k"), lambda: driven(AsyncLimiter(TEN, store=store).hit("k"))):
             with pytest.raises(StoreUnavailable, match=remedy) as result:
@@ -66,7 +66,7 @@ def test_a_wrong_password_is_reported_with_its_remedy(locked: Valkey, login: str
 
 
 def test_a_needless_password_is_reported(valkey: Valkey) -> None:
-    """A server without a password says so, and so do we."""
+    """A server without a password refuses one, and the error is passed on."""
     with (
         RedisStore(f"redis://:needless@127.0.0.1:{valkey.port}", timeout="60s") as store,
         pytest.raises(StoreUnavailable, match="leave it out"),
@@ -131,7 +131,7 @@ def tls(certificates: Path, valkey: Valkey) -> Iterator[TlsFront]:
 
 
 def test_tls(tls: TlsFront, certificates: Path) -> None:
-    """`rediss://` makes sure of the server with the authority that it is given, and shows a certificate when it has one."""
+    """`rediss://` verifies the server with the given authority, and shows a certificate when it has one."""
     ca = f"ssl_ca_certs={certificates}/ca.pem"
     works(RedisStore(f"rediss://127.0.0.1:{tls.port}?{ca}", prefix="tls", timeout="60s"))
     works(RedisStore(f"rediss://127.0.0.1:{tls.port}/1?ssl_cert_reqs=none", prefix="trusting", timeout="60s"))
@@ -144,7 +144,7 @@ def test_tls(tls: TlsFront, certificates: Path) -> None:
 
 
 def test_a_long_answer_over_tls(tls: TlsFront, certificates: Path) -> None:
-    """More than one record of TLS, on the way there and back."""
+    """More than one record of TLS, in both directions."""
     with RedisStore(f"rediss://127.0.0.1:{tls.port}?ssl_ca_certs={certificates}/ca.pem", prefix="long", timeout="60s") as store:
         limiter = Limiter(TEN, store=store)
         keys = [f"{number:0100d}" for number in range(1000)]
@@ -153,8 +153,8 @@ def test_a_long_answer_over_tls(tls: TlsFront, certificates: Path) -> None:
         assert all(driven(AsyncLimiter(TEN, store=store).hit_many(keys)))
 
 
-def test_a_server_that_nobody_vouches_for_is_refused(tls: TlsFront, certificates: Path) -> None:
-    """Without its authority a certificate is worth nothing, and one for another name is worth nothing here."""
+def test_a_server_without_a_trusted_certificate_is_refused(tls: TlsFront, certificates: Path) -> None:
+    """A certificate without its authority is refused, and so is one for another name."""
     for url in (f"rediss://127.0.0.1:{tls.port}", f"rediss://localhost:{tls.port}?ssl_ca_certs={certificates}/ca.pem"):
         with RedisStore(url, timeout="60s") as store:
             for call in (lambda: Limiter(TEN, store=store).hit("k"), lambda: driven(AsyncLimiter(TEN, store=store).hit("k"))):
@@ -182,7 +182,7 @@ def test_a_ready_client_serves_both_modes(valkey: Valkey) -> None:
 
 
 class MyConnection(redis.Connection):
-    """A connection class of somebody's own."""
+    """A connection class of the user."""
 
 
 class MyAsyncConnection(redis.asyncio.Connection):
@@ -190,7 +190,9 @@ class MyAsyncConnection(redis.asyncio.Connection):
 
 
 def test_a_client_of_somebodys_own_kind_is_called_through(valkey: Valkey) -> None:
-    """Where the settings can't be read, the client itself is called, in its own mode; the other says what is missing."""
+    """Where the settings can't be read, the client itself is called, in its own mode; the other mode is an error that names what
+    is missing.
+    """
     pool = redis.ConnectionPool(connection_class=MyConnection, port=valkey.port, decode_responses=True)
     with redis.Redis(connection_pool=pool) as client, RedisStore(client, prefix="through", timeout="60s") as store:
         limiter = Limiter(TEN, store=store)
@@ -231,7 +233,7 @@ def test_sentinels_of_a_ready_client_have_a_login_of_their_own(kind: type, certi
 
 
 def test_sentinels_whose_login_cant_be_read_are_refused() -> None:
-    """Without the credentials that a provider gives, nothing would log in to them."""
+    """Without the credentials that a provider gives, the login to them would fail."""
     provider = redis.UsernamePasswordCredentialProvider("ann", "theirs")
     sentinels = redis.Sentinel([("s1", 1)], sentinel_kwargs={"credential_provider": provider})
     with pytest.raises(ConfigurationError, match="Sentinel"):
@@ -239,7 +241,7 @@ def test_sentinels_whose_login_cant_be_read_are_refused() -> None:
 
 
 def test_what_is_no_server_is_refused() -> None:
-    """Anything but a URL or a client is an error that says what to write."""
+    """Anything but a URL or a client is an error that names the right form."""
     with pytest.raises(ConfigurationError, match="redis://localhost"):
         RedisStore(7)
 
@@ -264,8 +266,8 @@ def test_what_is_no_server_is_refused() -> None:
         ("rediss://h?ssl_cert_reqs=maybe", "required, optional or none"),
     ],
 )
-def test_a_wrong_url_says_what_to_write(url: str, words: str) -> None:
-    """What can't be meant is told when the store is made."""
+def test_a_wrong_url_names_the_right_form(url: str, words: str) -> None:
+    """An invalid URL is an error when the store is made."""
     with pytest.raises(ConfigurationError, match=words):
         RedisStore(url, timeout="60s")
 
@@ -287,7 +289,7 @@ def test_urls_are_read() -> None:
     assert [place.port for place in watched.endpoints] == [26379, 9]
 
 
-def test_the_url_may_say_budget_and_prefix(valkey: Valkey) -> None:
+def test_the_url_may_set_budget_and_prefix(valkey: Valkey) -> None:
     """`?timeout=250ms&prefix=app` are the store's own options."""
     with RedisStore(f"{valkey.url}?timeout=250ms&prefix=app") as store:
         assert (store.timeout_us, store.names.prefix) == (250_000, "app")
@@ -315,7 +317,7 @@ def test_threads_share_what_there_is(valkey: Valkey) -> None:
 
 
 def test_four_processes_of_eight_threads_admit_exactly_the_limit(valkey: Valkey) -> None:
-    """Law 7 across processes: 4 × 8 callers on one key take what there is, and not one more."""
+    """Law 7 across processes: 4 × 8 callers on one key are admitted exactly the limit."""
     code = """
         import sys, threading
         from limitkeeper import Limiter, TokenBucket
@@ -338,7 +340,7 @@ def test_four_processes_of_eight_threads_admit_exactly_the_limit(valkey: Valkey)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_never_uses_its_parents_connections(valkey: Valkey, python: Any) -> None:
-    """After a fork both go on, each on connections of its own, sync and async."""
+    """After a fork both continue, each on connections of its own, sync and async."""
     done = python(f"""
         import asyncio, os, sys
         from limitkeeper import AsyncLimiter, Limiter, TokenBucket
@@ -363,7 +365,7 @@ def test_a_child_never_uses_its_parents_connections(valkey: Valkey, python: Any)
 
 
 def test_without_hiredis_the_name_can_be_imported_and_the_extra_is_named(python) -> None:
-    """`from limitkeeper import *` works where hiredis is not installed; making a RedisStore says what to install."""
+    """`from limitkeeper import *` works where hiredis is not installed; the error of making a RedisStore names the extra."""
     done = python(
         """
         import sys

@@ -1,4 +1,4 @@
-"""RedisStore on a real server, held to the contract sync and async."""
+"""The contract on RedisStore with a real server, sync and async."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _fresh = itertools.count()
 
 
 class TestRedisStore(StoreContract):
-    """A single server; its time is the test's, sent along."""
+    """A single server; the test's time is sent along."""
 
     examples = scaled(6)
 

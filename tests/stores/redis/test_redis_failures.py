@@ -1,4 +1,4 @@
-"""When a server dies, hangs, comes back or forgets: an answer or a StoreError within the budget, and then it works again."""
+"""A server that dies, hangs, comes back or forgets: an answer or a StoreError within the budget, and recovery."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from stand_ins import Loop, driven
 
 HUNDRED = TokenBucket("1/h", burst=100)
 BUDGET = 0.3
-#: A budget that no busy machine uses up, where it is not the point: what is not there, or says so, says it at once.
+# : A budget that no busy machine uses up, where it is not the point: a missing server, or one with an error, answers at once.
 AMPLE = 60.0
-#: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
+# : What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.5
 Both = list[Callable[[], Any]]
 
@@ -50,7 +50,7 @@ def hit(request: pytest.FixtureRequest, store: RedisStore) -> Iterator[Callable[
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """What a call answered or raised, and how long it took."""
+    """The answer or exception of a call, and its duration."""
     begun = time.monotonic()
     try:
         return call(), time.monotonic() - begun
@@ -59,7 +59,7 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def test_a_limiter_can_be_made_while_the_server_is_away() -> None:
-    """The server is needed by the first decision, which says so at once; and when it has come, it is asked."""
+    """The server is needed by the first decision, which fails at once without it; once it has started, it is called."""
     port = free_port()
     with RedisStore(f"redis://127.0.0.1:{port}", timeout=AMPLE) as store:
         limiter, tasks = Limiter(TokenBucket("1/h", burst=2, initial=0), store=store), AsyncLimiter(HUNDRED, store=store)
@@ -74,7 +74,7 @@ def test_a_limiter_can_be_made_while_the_server_is_away() -> None:
 
 
 def test_a_killed_server_is_reported_at_once_and_found_again(hit: Callable[..., Any], server: Valkey) -> None:
-    """Killed: StoreUnavailable well within the budget. Back, and empty: the next call works, scripts and all."""
+    """Killed: StoreUnavailable well within the budget. Back, and empty: the next call works, scripts included."""
     assert hit("k").remaining == 99
     server.kill()
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_a_killed_server_is_reported_at_once_and_found_again(hit: Callable[..., 
 
 
 def test_a_restart_between_two_calls_is_not_even_noticed(hit: Callable[..., Any], server: Valkey) -> None:
-    """A connection that the server had closed is found so before anything is sent, and made anew."""
+    """A connection that the server had closed is detected before anything is sent, and made anew."""
     for _ in range(3):
         assert hit("k").remaining == 99
         server.kill()
@@ -97,7 +97,7 @@ def test_a_restart_between_two_calls_is_not_even_noticed(hit: Callable[..., Any]
 def test_a_frozen_server_costs_the_budget_and_no_more(
     hit: Callable[..., Any], store: RedisStore, server: Valkey, watch: Watch
 ) -> None:
-    """Hung, not dead: StoreTimeout after the budget, each time; then it goes on."""
+    """Hung, not dead: StoreTimeout after the budget, each time; then it continues."""
     hit("k")
     store.timeout_us = round(BUDGET * 1e6)
     server.freeze()
@@ -131,7 +131,7 @@ def test_a_frozen_server_takes_no_new_callers_either(server: Valkey, watch: Watc
 
 
 def test_flushed_scripts_are_sent_again(hit: Callable[..., Any], server: Valkey) -> None:
-    """SCRIPT FLUSH: the script travels once more, and the decision is made once."""
+    """SCRIPT FLUSH: the script is sent once more, and the decision is made once."""
     hit("k")
     with server.client() as client:
         for left in (98, 97):
@@ -142,7 +142,7 @@ def test_flushed_scripts_are_sent_again(hit: Callable[..., Any], server: Valkey)
 def test_a_server_that_lost_everything_gets_its_limits_registered_again(
     hit: Callable[..., Any], store: RedisStore, server: Valkey
 ) -> None:
-    """After a restart the registry of a limit is written anew, so that a later change of its rate can be understood."""
+    """After a restart the registry of a limit is written anew, so that a later change of its rate is recognised."""
     hit("k"), hit("k")
     (place,) = store.names.entries.values()
     server.kill()
@@ -153,7 +153,7 @@ def test_a_server_that_lost_everything_gets_its_limits_registered_again(
 
 
 def test_connections_that_the_server_ends_are_made_anew(hit: Callable[..., Any], server: Valkey) -> None:
-    """CLIENT KILL of everybody: the next call works, and is decided once."""
+    """CLIENT KILL of all clients: the next call works, and is decided once."""
     hit("k")
     with server.client() as client:
         for left in (98, 97, 96):
@@ -172,7 +172,7 @@ def test_an_idle_timeout_of_the_server_is_not_noticed(store: RedisStore, server:
         assert (limiter.hit("k").remaining, loop.call(tasks.hit("k")).remaining) == (97, 96)
 
 
-def test_a_server_that_loads_is_asked_again_within_the_budget(
+def test_a_server_that_loads_is_called_again_within_the_budget(
     hit: Callable[..., Any], store: RedisStore, server: Valkey, watch: Watch
 ) -> None:
     """LOADING is StoreUnavailable when the budget is over, and no error when the server has loaded before that."""
@@ -201,7 +201,7 @@ def test_a_server_that_loads_is_asked_again_within_the_budget(
         reloading.join()
 
 
-def test_a_replica_says_where_to_go(server: Valkey) -> None:
+def test_a_replica_is_an_error_with_the_remedy(server: Valkey) -> None:
     """READONLY on a single server is StoreUnavailable, with the remedy."""
     with Valkey("--replicaof", "127.0.0.1", str(server.port)) as replica, RedisStore(replica.url, timeout=AMPLE) as store:
         outcome, _ = timed(lambda: Limiter(HUNDRED, store=store).hit("k"))
@@ -209,7 +209,7 @@ def test_a_replica_says_where_to_go(server: Valkey) -> None:
         assert "sentinel" in str(outcome) or "loading" in str(outcome).lower()
 
 
-def test_a_server_without_memory_says_so(server: Valkey, store: RedisStore) -> None:
+def test_a_server_without_memory_is_an_error_with_the_remedy(server: Valkey, store: RedisStore) -> None:
     """OOM is StoreUnavailable with the remedy, and over when there is room."""
     limiter = Limiter(HUNDRED, store=store)
     limiter.hit("k")
@@ -223,7 +223,7 @@ def test_a_server_without_memory_says_so(server: Valkey, store: RedisStore) -> N
 
 
 def test_a_budget_that_is_over_is_no_reason_to_wait_for_ever(store: RedisStore, server: Valkey) -> None:
-    """A caller that was kept from running until its budget was over requests for no time at all, rather than for all of it."""
+    """A caller that was kept from running until its budget was over requests a wait of zero, rather than of all of it."""
     Limiter(HUNDRED, store=store).hit("k")
     (connection,) = store.pool.idle(store.route.direct, store.route.login)  # type: ignore[arg-type]
     server.freeze()
@@ -236,7 +236,7 @@ def test_a_budget_that_is_over_is_no_reason_to_wait_for_ever(store: RedisStore, 
 
 
 class Impostor:
-    """Something that listens and is no Redis: it sends `answer` a byte at a time, with pauses, and nothing else."""
+    """A listener that is no Redis: it sends `answer` a byte at a time, with pauses, and nothing else."""
 
     def __init__(self, answer: bytes, pause: float = 0.02) -> None:
         self.answer, self.pause = answer, pause
@@ -359,7 +359,7 @@ SLOTS = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n"
 
 @pytest.mark.parametrize("error", [b"MOVED", b"MOVED 12", b"MOVED 99999 h:1", b"MOVED 12 h:x", b"ASK 12 foo", b"ASK 12 h:999999"])
 def test_a_redirection_that_makes_no_sense_is_an_error_of_the_store(error: bytes) -> None:
-    """A node that sends callers to no node: StoreError."""
+    """A node that redirects callers to no node: StoreError."""
 
     class Redirecting(WrongTopology):
         def __init__(self) -> None:

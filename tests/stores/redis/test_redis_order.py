@@ -14,8 +14,8 @@ from servers.valkey import Valkey
 
 
 @pytest.mark.parametrize("flushes", [1, 5])
-def test_after_a_script_flush_nobody_is_overtaken(valkey: Valkey, flushes: int) -> None:
-    """400 tasks ask one after the other while scripts are flushed: their starts are in the order in which they asked."""
+def test_after_a_script_flush_no_caller_is_overtaken(valkey: Valkey, flushes: int) -> None:
+    """400 tasks call one after the other while scripts are flushed: their starts are in the order of their calls."""
 
     async def main() -> list[int]:
         async with RedisStore(valkey.url, prefix=f"flush {flushes}", timeout="60s") as store:
@@ -41,7 +41,7 @@ def test_after_a_script_flush_nobody_is_overtaken(valkey: Valkey, flushes: int) 
 
 
 def test_an_earlier_batch_that_fails_later_is_repeated_first(valkey: Valkey) -> None:
-    """A batch that comes to be repeated while a later one waits for its turn (of another server) is answered too."""
+    """A batch that is repeated while a later one waits for its turn (of another server) is answered too."""
 
     async def main() -> list[int]:
         async with RedisStore(valkey.url, prefix="earlier", timeout="60s") as store:
@@ -65,7 +65,7 @@ def test_an_earlier_batch_that_fails_later_is_repeated_first(valkey: Valkey) -> 
     assert asyncio.run(main()) == [8, 7]
 
 
-def test_a_batch_that_ends_with_an_error_leaves_nobody_waiting(valkey: Valkey) -> None:
+def test_a_batch_that_ends_with_an_error_leaves_no_caller_waiting(valkey: Valkey) -> None:
     """When a batch ends with an error that is not of the store, the callers behind it and later ones are answered."""
 
     async def main() -> None:

@@ -27,12 +27,12 @@ from stand_ins import Loop
 
 MANY = TokenBucket("1/h", burst=1_000_000)
 BUDGET = 0.3
-#: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
+# : What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.5
 
 
 def hit_in_threads(limiter: Limiter, threads: int, each: int, key: Any = "k") -> list[Exception]:
-    """What so many threads with so many hits each were raised; all hits that raised nothing were admitted."""
+    """The exceptions of so many threads with so many hits each; all hits without one were admitted."""
     raised: list[Exception] = []
 
     def work() -> None:
@@ -65,7 +65,7 @@ def test_more_threads_than_the_server_has_room_for(small: Valkey) -> None:
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_no_more_connections_than_allowed_are_open(valkey: Valkey, most: int) -> None:
-    """`max_connections`: twelve threads share as many connections, all are answered, and the server saw no more."""
+    """`max_connections`: twelve threads share as many connections, all are answered, and the server had no more."""
     url = f"{valkey.url}?max_connections={most}"
     with RedisStore(url, prefix=f"most {most}", timeout="60s") as store, valkey.client() as client:
         before = client.info("stats")["total_connections_received"]
@@ -74,7 +74,8 @@ def test_no_more_connections_than_allowed_are_open(valkey: Valkey, most: int) ->
 
 
 def test_waiting_for_a_connection_counts_against_the_budget(watch: Watch) -> None:
-    """The only connection is in use by a call that hangs: the next caller is told within its budget that nothing was sent."""
+    """The only connection is in use by a call that hangs: the next caller gets an error within its budget that nothing was sent.
+    The only connection is in use by a call that hangs: the next caller gets an error within its budget that nothing was sent."""
     with Valkey() as server, RedisStore(server.url, timeout="60s", max_connections=1) as store:
         limiter = Limiter(MANY, store=store)
         limiter.hit("k")
@@ -94,12 +95,12 @@ def test_waiting_for_a_connection_counts_against_the_budget(watch: Watch) -> Non
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_server_full_of_other_clients_is_asked_again_within_the_budget(small: Valkey, mode: str, watch: Watch) -> None:
+def test_a_server_full_of_other_clients_is_called_again_within_the_budget(small: Valkey, mode: str, watch: Watch) -> None:
     """StoreUnavailable with the remedy when the budget is over; and no error when one of the others leaves before that."""
     others = [small.client() for _ in range(5)]
     for other in others:
         other.ping()
-    budget = 4 * BUDGET  # enough for several attempts on a busy machine: only the server's reply says that it is full
+    budget = 4 * BUDGET  # enough for several attempts on a busy machine: only the server's reply shows that it is full
     with RedisStore(small.url, timeout=budget) as store, Loop() as loop:
         limiter, tasks = Limiter(MANY, store=store), AsyncLimiter(MANY, store=store)
 
@@ -107,7 +108,7 @@ def test_a_server_full_of_other_clients_is_asked_again_within_the_budget(small: 
             return limiter.hit("k") if mode == "sync" else loop.call(tasks.hit("k"))
 
         said, end = "", time.monotonic() + 60
-        while "raise its maxclients, or lower max_connections" not in said:  # the server may be late to say so
+        while "raise its maxclients, or lower max_connections" not in said:  # the server may be late to report it
             assert time.monotonic() < end, said
             begun = time.monotonic()
             with pytest.raises(StoreError) as raised:
@@ -138,8 +139,8 @@ def test_a_budget_that_ends_before_the_next_attempt_is_sent_keeps_what_the_serve
 
 
 def test_callers_of_several_nodes_do_not_wait_for_one_another() -> None:
-    """One connection to each node, eight threads, decisions over all nodes in different orders: nobody holds what the next
-    caller needs while waiting for what that one holds."""
+    """One connection to each node, eight threads, decisions over all nodes in different orders: no caller holds a connection for
+    which another one waits while it waits for that one's."""
     with Cluster() as cluster, RedisStore(cluster.url, timeout="60s", max_connections=1) as store:
         limiter = Limiter({"a": MANY, "b": MANY, "c": MANY}, store=store)
         for keys in ({"a": "1", "b": "2", "c": "3"}, {"a": "3", "b": "1", "c": "2"}):
@@ -147,7 +148,7 @@ def test_callers_of_several_nodes_do_not_wait_for_one_another() -> None:
 
 
 def test_a_server_that_was_full_is_tried_again_while_callers_wait() -> None:
-    """The only connection stays in use: whoever waits opens another one as soon as the server may have room again."""
+    """The only connection stays in use: a waiting caller opens another one as soon as the server may have room again."""
     clock = ManualClock()
     server = ServerConnections(Endpoint("h"), 5, clock)
     used = server.take(clock.now_us())
@@ -198,7 +199,7 @@ def test_no_place_is_lost_or_won(most: int, steps: list[str]) -> None:
 @effort(10)
 @given(st.integers(1, 3), st.integers(2, 8))
 def test_connections_are_given_in_order_of_arrival(most: int, callers: int) -> None:
-    """Whoever waits longest gets the connection that is returned, before anybody who comes later."""
+    """The caller that waits longest gets the returned connection, before any later one."""
     server = ServerConnections(Endpoint("h"), most, HoldingClock())  # at moment 0
     held = [server.take(1) for _ in range(most)]
     order: list[int] = []

@@ -65,7 +65,8 @@ def scripts(server: Valkey) -> int:
 @effort(30)
 @given(st.lists(st.tuples(st.sampled_from((0, 0.1, 1, 7)), st.lists(st.integers(0, 2), min_size=1, max_size=6)), max_size=8))
 def test_a_batch_of_several_rates_is_decided_in_order(valkey: Valkey, turns: list[tuple[float, list[int]]]) -> None:
-    """Tasks of one turn with different rates on one key: once the rates have met, each is answered as one after the other."""
+    """Tasks of one iteration with different rates on one key: once the rates have met, each is answered as one after the other.
+    Tasks of one iteration with different rates on one key: once the rates have met, each is answered as one after the other."""
 
     async def work() -> None:
         clock = ManualClock(NOON)
@@ -122,7 +123,7 @@ def test_a_sliding_counter_gives_back_to_the_window_before(valkey: Valkey, used:
 
 
 def test_a_retry_time_holds_whatever_rates_were_used_before(valkey: Valkey) -> None:
-    """Up to six rates of one or two names in random order: what is refused is accepted at its retry time, and not before."""
+    """Up to six rates of one or two names in random order: a refused call is accepted at its retry time, and not before."""
 
     @effort(60)
     @given(st.sampled_from(list(LIMITS)).flatmap(lambda rule: pairs_and_histories(rule, 6)))
@@ -132,7 +133,7 @@ def test_a_retry_time_holds_whatever_rates_were_used_before(valkey: Valkey) -> N
     law()
 
 
-def test_a_short_window_beside_a_full_long_one_opens_when_it_says(valkey: Valkey) -> None:
+def test_a_short_window_beside_a_full_long_one_opens_at_its_retry(valkey: Valkey) -> None:
     """1000/h is used up; the first 10/min call is refused for the rest of this minute, not for the rest of the hour."""
     bucket_beside_a_full_window(lambda clock, path: fresh(valkey, clock), "")
 
@@ -189,7 +190,9 @@ def test_a_rate_of_another_process_is_learnt_from_the_registry(valkey: Valkey) -
 
 
 def test_a_rate_of_this_process_is_known_when_the_registry_is_gone(valkey: Valkey) -> None:
-    """After a server has lost its data, who changes to a larger rate of the same process has what that leaves, not nothing."""
+    """After a server has lost its data, a key that changes to a larger rate of the same process has what that leaves, not
+    nothing.
+    """
     with fresh(valkey, ManualClock(NOON)) as store, valkey.client() as client:
         small, large = [Limiter(f"1/h burst {size}", store=store, name="plans") for size in (10, 100)]
         small.hit("ann")
@@ -200,7 +203,7 @@ def test_a_rate_of_this_process_is_known_when_the_registry_is_gone(valkey: Valke
 
 
 def test_no_key_is_lost_when_a_name_is_handed_over(valkey: Valkey) -> None:
-    """`items` has every key of the name under any of its rates, those too that only another rate has used."""
+    """`items` has every key of the name under any of its rates, also those that only another rate has used."""
     for small, large in (
         (FixedWindow("60/min"), FixedWindow("5000/h")),
         (SlidingWindowLog("60/min"), SlidingWindowLog("5000/h")),
@@ -267,7 +270,7 @@ def test_the_last_waiter_is_undone_exactly_where_the_others_keep_their_starts(va
 @pytest.mark.parametrize("max_wait", [0, None])
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_reservation_from_before_a_reset_is_gone(valkey: Valkey, kind: str, max_wait: float | None) -> None:
-    """Reserve 5 of 10, reset, hit 9, cancel: one is left, and the cancel says False; settling does nothing either."""
+    """Reserve 5 of 10, reset, hit 9, cancel: one is left, and the cancel returns False; settling does nothing either."""
     clock = ManualClock(NOON)
     with fresh(valkey, clock) as store:
         limiter: Any = Limiter(TokenBucket("1/h burst 10"), store=store)
@@ -286,7 +289,7 @@ def test_a_reservation_from_before_a_reset_is_gone(valkey: Valkey, kind: str, ma
 
 
 def test_a_waiter_from_before_a_reset_leaves_nothing(valkey: Valkey) -> None:
-    """Cancelled with others behind it, in one call: every cancel says False, and those behind start no later."""
+    """Cancelled with others behind it, in one call: every cancel returns False, and those behind start no later."""
     clock = ManualClock(NOON)
     with fresh(valkey, clock) as store:
         limiter = Limiter(LeakyBucketQueue("1/s"), store=store)
@@ -303,7 +306,7 @@ def starts_of(clock: ManualClock, *waits: int) -> list[int]:
 
 
 def test_keys_that_are_handed_over_are_forgotten_without_a_marker(valkey: Valkey) -> None:
-    """`forget` deletes the key: charges that were open go with the state to the other store."""
+    """`forget` deletes the key: open charges go with the state to the other store."""
     with fresh(valkey, None) as store, valkey.client() as client:
         (one, *_) = plans()
         store.decide([Claim(one, "k", 1)])
@@ -317,7 +320,7 @@ def test_keys_that_are_handed_over_are_forgotten_without_a_marker(valkey: Valkey
 @effort(15)
 @given(st.data())
 def test_several_rates_over_several_slots_answer_as_the_model(cluster: Cluster, data: st.DataObject) -> None:
-    """User and tenant in different slots, each name with several rates: admitted and refused as the model says."""
+    """User and tenant in different slots, each name with several rates: admitted and refused as by the model."""
     clock = ManualClock(NOON)
     tenants = (FixedWindow("6/min"), FixedWindow("30/h"))
     keys = apart(cluster, 2)
@@ -367,7 +370,7 @@ def test_a_reset_over_several_slots(cluster: Cluster, kind: str) -> None:
 
 
 def test_a_waiter_over_several_slots_from_before_a_reset_leaves_nothing(cluster: Cluster) -> None:
-    """Cancelled with another behind it, where bookings span slots: the cancel says False."""
+    """Cancelled with another behind it, where bookings span slots: the cancel returns False."""
     keys = apart(cluster, 2)
     with fresh(cluster, ManualClock(NOON)) as store:
         limiter = Limiter({"user": LeakyBucketQueue("1/s"), "tenant": LeakyBucketQueue("1/s")}, store=store)

@@ -22,7 +22,7 @@ from stand_ins import Loop, driven
 
 PASSWORD = "open sesame"
 MANY = TokenBucket("1/h", burst=1_000_000)
-#: What turns of threads and loops may take on top of a budget; how late the machine is comes on top of that.
+# : What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.5
 
 
@@ -33,7 +33,7 @@ def watched() -> Iterator[Watched]:
 
 
 def test_the_primary_is_found_in_both_modes(watched: Watched) -> None:
-    """The sentinels say who it is, and ROLE confirms it; one that is gone is passed over."""
+    """The sentinels name the primary, and ROLE confirms it; a sentinel that is down is passed over."""
     with RedisStore(watched.url.replace("@", f"@127.0.0.1:{free_port()},"), prefix="found", timeout="60s") as store:
         assert Limiter(MANY, store=store).hit("k").remaining == 999_999
         assert driven(AsyncLimiter(MANY, store=store).hit("k")).remaining == 999_998
@@ -41,8 +41,8 @@ def test_the_primary_is_found_in_both_modes(watched: Watched) -> None:
         assert store.route.direct.port == watched.primary().port
 
 
-def test_an_unknown_service_is_told_by_name(watched: Watched) -> None:
-    """What each sentinel said stands in the error."""
+def test_an_unknown_service_is_an_error_with_its_name(watched: Watched) -> None:
+    """The reply of each sentinel is in the error."""
     with (
         RedisStore(watched.url.replace("mymaster", "other"), timeout="60s") as store,
         pytest.raises(StoreUnavailable, match="knows no service 'other'"),
@@ -70,7 +70,7 @@ def settled(watched: Watched, old: Valkey) -> None:
 
 
 def test_a_primary_that_became_a_replica_is_left(watched: Watched) -> None:
-    """A planned failover: the old primary stays up and says READONLY; that very call is brought to the new one."""
+    """A planned failover: the old primary stays up and replies READONLY; the same call is repeated on the new one."""
     with RedisStore(watched.url, prefix="planned", timeout="60s") as store:
         limiter, old = Limiter(MANY, store=store), watched.primary()
         assert limiter.hit("k")
@@ -83,11 +83,11 @@ def test_a_primary_that_became_a_replica_is_left(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_replaced_primary_is_left_before_it_knows_that_it_is_replaced(
+def test_a_replaced_primary_is_left_before_it_is_demoted(
     watched: Watched, mode: str, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:
-    """For ten seconds after a planned failover the old primary accepts writes and says that it is a primary: a Sentinel that is
-    asked four times a second says otherwise, and one decision later everything goes to the new one."""
+    """For ten seconds after a planned failover the old primary accepts writes and reports itself as a primary: a Sentinel that is
+    polled four times a second names the new one, and one decision later everything goes there."""
     clock = ManualClock()
     with RedisStore(watched.url, prefix=f"replaced {mode}", timeout="60s", budget_clock=clock) as store, Loop() as loop:
         limiter, tasks, old = Limiter(MANY, store=store), AsyncLimiter(MANY, store=store), watched.primary()
@@ -111,7 +111,7 @@ def test_a_replaced_primary_is_left_before_it_knows_that_it_is_replaced(
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_sentinel_that_hangs_costs_a_part_of_the_budget(watched: Watched, mode: str) -> None:
-    """A store that looks for the primary asks the next one in time; one that knows the primary goes on with it."""
+    """A store that looks for the primary calls the next sentinel in time; one that knows the primary stays connected to it."""
     frozen = watched.sentinels[0]
     frozen.freeze()
     try:
@@ -128,11 +128,10 @@ def test_a_sentinel_that_hangs_costs_a_part_of_the_budget(watched: Watched, mode
 
 
 def test_a_failover_during_traffic(watched: Watched, watch: Watch, eventually: Callable[[Callable[[], bool]], None]) -> None:
-    """The primary is killed under four threads and a loop: every call answers or fails within its budget, and then all go on.
+    """The primary is killed under four threads and a loop: every call answers or fails within its budget, and then all continue.
 
-    A failover may forget what had not been replicated, so the bound is stated and held: what was admitted is at most the limit
-    once more for each failover; here the limit is far away, and what is counted is that the new primary knows all that the old
-    one had passed on.
+    A failover may forget what had not been replicated, so the bound is: at most the limit is admitted once more for each
+    failover; here the limit is far away, and the test checks that the new primary has all that the old one had replicated.
     """
     budget = 0.4
     with RedisStore(watched.url, prefix="failover", timeout=budget) as store:
@@ -179,7 +178,7 @@ def test_a_failover_during_traffic(watched: Watched, watch: Watch, eventually: C
         for thread in threads:
             thread.join(30)
             assert not thread.is_alive()
-        eventually(lambda: watched.primary() is not old)  # the sentinel that is asked may hear of it last
+        eventually(lambda: watched.primary() is not old)  # the polled sentinel may notice it last
         assert max(took for _, took, _ in answers) < watch.allows(budget + NOISE)
         after = [result for begun, _, result in answers if isinstance(result, int) and begun > died]
         assert after

@@ -1,4 +1,4 @@
-"""A signal handler may raise in the middle of a RedisStore call: the call ends with that exception, and the process lives."""
+"""A signal handler may raise in the middle of a RedisStore call: the call ends with that exception, and the process survives."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RINGING = """
 def test_a_handler_that_raises_during_a_call_ends_the_call_only(
     valkey: Valkey, python: Callable[[str], subprocess.CompletedProcess[str]]
 ) -> None:
-    """Thousands of calls are interrupted at any point; the store goes on working afterwards."""
+    """Thousands of calls are interrupted at any point; the store works afterwards."""
     ended = python(RINGING.format(url=valkey.url, turns=4_000))
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) > 100
@@ -94,7 +94,7 @@ def test_everything_packed_is_bytes_or_text(valkey: Valkey, monkeypatch: pytest.
 @pytest.mark.untraced
 def test_a_handler_that_raises_loses_no_connection_and_no_caller(valkey: Valkey, python: Any) -> None:
     """Two connections, five threads, and a main thread that is interrupted hundreds of times while it takes, waits and returns:
-    nobody waits in vain, and both connections can be used afterwards."""
+    no caller waits for ever, and both connections can be used afterwards."""
     done = python(f"""
         import random, signal, threading, time
         from limitkeeper import Limiter, TokenBucket
@@ -156,7 +156,8 @@ def test_a_timeout_that_a_handler_raises_while_connecting_ends_the_call(python: 
 
 
 def test_bytes_of_a_reply_are_kept_though_a_handler_ends_the_read(valkey: Valkey) -> None:
-    """A handler that raises between two turns of a read loses nothing of the reply: the read goes on with what has arrived."""
+    """A handler that raises between two parts of a read loses nothing of the reply: the read continues with the received bytes.
+    A handler that raises between two parts of a read loses nothing of the reply: the read continues with the received bytes."""
     idle = SyncPool(SYSTEM).idle(Endpoint("127.0.0.1", valkey.port), Login())
     deadline_us = SYSTEM.now_us() + 30_000_000
     connection = idle.take(deadline_us)
@@ -179,7 +180,7 @@ def test_bytes_of_a_reply_are_kept_though_a_handler_ends_the_read(valkey: Valkey
 def test_a_handler_that_raises_between_sending_and_receiving_leaves_no_charge(
     valkey: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A waiting call on a new connection, which the pool opens by a plan, gives back what it has charged."""
+    """A waiting call on a new connection, which the pool opens by a plan, gives back its charge."""
 
     def interrupted(*_: object) -> Never:
         raise KeyboardInterrupt

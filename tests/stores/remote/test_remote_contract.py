@@ -1,4 +1,4 @@
-"""RemoteStore on a real service process, held to the contract sync and async, alone and behind the wrappers."""
+"""The contract on RemoteStore with a real service process, sync and async, alone and behind the wrappers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TestShardedNodes(StoreContract):
 
     @pytest.mark.skip(reason="the clock is read once per shard: see TestShardedStore")
     def test_a_decision_reads_the_clock_once(self) -> None:
-        """Said above."""
+        """See `HAS_SHARDS`."""
 
 
 def test_a_cancelled_charge_restores_all_rates_of_its_name(ports: list[int]) -> None:

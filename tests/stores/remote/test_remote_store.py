@@ -1,4 +1,4 @@
-"""RemoteStore on `limitkeeper serve` in a process of its own: exact with several clients, and clear when it fails."""
+"""RemoteStore on `limitkeeper serve` in a process of its own: exact with several clients, with clear errors when it fails."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_two_clients_on_one_key_are_admitted_exactly(service: Running) -> None:
 
 
 def test_tasks_of_one_turn_are_pipelined_in_order(service: Running) -> None:
-    """Tasks that call in one turn of the loop are decided in that order, over one connection."""
+    """Tasks that call in one iteration of the loop are decided in that order, over one connection."""
 
     async def tasks() -> list[bool]:
         async with RemoteStore(url_of(service)) as store:
@@ -112,7 +112,7 @@ def test_a_long_queue_moves_up_in_one_call(service: Running) -> None:
 
 @pytest.mark.parametrize("key", ["\u00fc" * 200, "\U0001f600" * 100, "k" * 1000], ids=["two bytes", "four bytes", "long"])
 def test_many_keys_of_any_text_are_decided_and_given_back(service: Running, key: str) -> None:
-    """Requests are not too large for the service, whatever their keys are."""
+    """Requests are not too large for the service, whatever their keys."""
     with RemoteStore(url_of(service)) as store:
         limiter = Limiter(FixedWindow("5/h", align="first"), store, name=f"texts of a long name {'n' * 1000}")
         keys = [f"{key}{number}" for number in range(1000)]
@@ -122,7 +122,7 @@ def test_many_keys_of_any_text_are_decided_and_given_back(service: Running, key:
 
 
 def test_the_time_is_that_of_the_service(service: Running) -> None:
-    """`now_us` is read from the service before anything was decided, and estimated afterwards."""
+    """`now_us` is read from the service before the first decision, and estimated afterwards."""
     with RemoteStore(url_of(service)) as store:
         read = store.now_us()
         assert abs(read - time.time_ns() // 1000) < 60_000_000
@@ -144,7 +144,7 @@ def test_a_large_store_is_read_and_loaded_in_parts(service: Running) -> None:
 
 
 def test_python_callers_lease_from_the_service(service: Running) -> None:
-    """LeasedStore over RemoteStore answers from RAM, and what it did not spend returns to the service."""
+    """LeasedStore over RemoteStore answers from RAM, and unused tokens return to the service."""
     rule = FixedWindow("100/h", align="first")
     with LeasedStore(RemoteStore(url_of(service)), lease=20) as leased:
         limiter = Limiter(rule, leased, name="leases")
@@ -217,7 +217,7 @@ def test_only_the_admin_token_opens_the_store(policy: str) -> None:
 
 
 def test_another_version_and_another_server_are_named() -> None:
-    """A service of another version, or a server that is none, is an error that says so."""
+    """A service of another version, or another kind of server, is an error that names the cause."""
     for reply, words in ((b"-PROTOCOL version 1", "same version"), (b"-ERR unknown command 'LK.STORE.HIT'", "or none")):
         with socket.create_server(("127.0.0.1", 0)) as server, threaded_answers(server, reply):
             store = RemoteStore(f"limitkeeper://127.0.0.1:{server.getsockname()[1]}", timeout="30s")
@@ -247,7 +247,7 @@ class threaded_answers:  # noqa: N801 - used as a function
 
 
 def test_urls_make_remote_stores() -> None:
-    """`store_from_url` knows services, alone, sharded and wrapped; what a URL can't mean is refused without its token."""
+    """`store_from_url` makes services, alone, sharded and wrapped; an invalid URL is refused without showing its token."""
     with store_from_url("limitkeeper://:secret@limits.internal?timeout=50ms") as store:
         assert repr(store) == "RemoteStore('limits.internal:7071')"
     with store_from_url("sharded+limitkeeper://a:1,b:2?guard=open") as store:
@@ -318,7 +318,8 @@ OVERRIDDEN = "name: shop\nlimits:\n  - {name: api, key: ip, limit: fixed window 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_library_users_follow_the_overrides_of_operators(tmp_path: Path, workers: str) -> None:
-    """What an operator of the service sets holds in a process with a RemoteStore, leased or sharded too; and the other way."""
+    """An override by an operator of the service holds in a process with a RemoteStore, leased or sharded too; and the other way.
+    An override by an operator of the service holds in a process with a RemoteStore, leased or sharded too; and the other way."""
     path = tmp_path / "limitkeeper.yaml"
     path.write_text(OVERRIDDEN)
     policy = Policy.load(path)
@@ -341,7 +342,7 @@ def test_library_users_follow_the_overrides_of_operators(tmp_path: Path, workers
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Waits for what a background thread does; a deadline for a busy machine, not a bound on it."""
+    """Waits for a background thread; a deadline for a busy machine, not a bound on it."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -349,7 +350,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def test_a_null_in_the_place_of_an_answer_is_a_store_error() -> None:
-    """A server that answers null is none of ours: every call says so, with an error that a guard understands."""
+    """A server that answers null is no limitkeeper service: every call raises an error that a guard understands."""
 
     def serve() -> None:
         with server.accept()[0] as connection:

@@ -11,7 +11,7 @@ from limitkeeper.testing import ManualClock
 
 
 class SteadyClock:
-    """A clock that several stores share. When it goes back they carry on from the last moment that any of them saw."""
+    """A clock that several stores share. When it goes back they continue from the latest moment that any of them read."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock

@@ -44,7 +44,7 @@ def test_evenly_spread_traffic_makes_no_key_hot():
 
 
 def test_few_hits_are_never_hot():
-    """A key with all the traffic of a quiet process is not hot: what counts is hits a second, not its share."""
+    """A key with all the traffic of a quiet process is not hot: hits a second count, not its share."""
     hot_keys = HotKeys(rate=1000)
     feed(hot_keys, ["only"] * 4000, 10)
     assert hot_keys.hot == {}

@@ -38,7 +38,7 @@ FIVE = FixedWindow("5/h", align="first")
 
 
 class Node:
-    """What a service node holds; it loses everything when it is restarted."""
+    """The state of a service node; it loses everything when it is restarted."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock, self.down = clock, False
@@ -49,7 +49,7 @@ class Node:
 
 
 class NodeClient(Store):
-    """One process's way to a node, as RemoteStore is."""
+    """One process's connection to a node, as RemoteStore is."""
 
     fences = True
     can_rebook = True
@@ -142,8 +142,8 @@ def spent(limiter: Limiter, times: int = 1) -> int:
     return sum(bool(limiter.hit(key)) for key in KEYS for _ in range(times))
 
 
-def test_processes_that_do_not_know_of_a_change_move_with_it(fleet: Fleet) -> None:
-    """A process with an old map is refused, adopts the map that the refusal carries, and counts on at the new homes."""
+def test_processes_without_a_change_move_with_it(fleet: Fleet) -> None:
+    """A process with an old map is refused, adopts the map in the refusal, and continues at the new homes."""
     one, other = fleet.process("ab"), fleet.process("ab")
     ours, theirs = limiter_on(one), limiter_on(other)
     assert spent(theirs, 2) == 2 * len(KEYS)
@@ -173,7 +173,7 @@ def test_a_removed_node_sends_its_callers_on(fleet: Fleet) -> None:
 
 
 def test_a_slot_is_decided_nowhere_while_it_moves(fleet: Fleet) -> None:
-    """Between the old home's stop and the hand-over both homes refuse: the caller asks again until its pause is over."""
+    """Between the old home's stop and the hand-over both homes refuse: the caller retries until its pause is over."""
     one, other = fleet.process("ab"), fleet.process("ab")
     theirs = limiter_on(other)
     spent(theirs)
@@ -231,8 +231,8 @@ def test_the_new_home_of_a_node_that_is_lost_waits_until_its_state_is_over(fleet
     assert [bool(ours.hit(lost)) for _ in range(6)] == [True] * 5 + [False]
 
 
-def test_a_node_that_missed_a_change_learns_of_it_from_any_caller(fleet: Fleet) -> None:
-    """The lost node comes back with its old map; the first caller that has the new one ends that."""
+def test_a_node_that_missed_a_change_gets_it_from_any_caller(fleet: Fleet) -> None:
+    """The lost node comes back with its old map; the first caller with the new one updates it."""
     one, other = fleet.process("ab"), fleet.process("ab")
     ours, theirs = limiter_on(one), limiter_on(other)
     spent(theirs)
@@ -258,7 +258,7 @@ def test_a_restarted_node_is_sent_the_map_by_its_callers(fleet: Fleet) -> None:
 
 
 def test_a_node_never_returns_to_an_older_map(fleet: Fleet) -> None:
-    """An older map is ignored, whoever sends it."""
+    """An older map is ignored, whichever caller sends it."""
     node = NodeMap()
     maps = [ShardMap.of(version, [("a", "a:1", 1), *extra]) for version, extra in ((1, []), (2, [("b", "b:1", 1)]))]
     for found in (maps[1], maps[0]):
@@ -290,7 +290,7 @@ LIMITS = [FixedWindow("4/h", align="first"), SlidingWindowLog("4/h"), TokenBucke
 
 
 class Traffic:
-    """Plays steps of three processes on a fleet and adds up what each key was admitted."""
+    """Plays steps of three processes on a fleet and adds up the admissions of each key."""
 
     def __init__(self, limit: Limit) -> None:
         self.fleet = Fleet()

@@ -1,4 +1,4 @@
-"""ShardedStore held to the contract: three shards on one clock answer as one MemoryStore would, sync and async."""
+"""The contract on ShardedStore: three shards on one clock answer as one MemoryStore would, sync and async."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class TestShardedStore(StoreContract):
         return three(clock)
 
     def test_the_keys_of_the_laws_live_apart(self) -> None:
-        """What the laws say of several keys is said of several shards."""
+        """The laws about several keys hold for several shards."""
         store = self.make_store(ManualClock())
         assert store.home_of("a") != store.home_of("b")
 
     @every_mode
     def test_a_decision_reads_the_clock_once(self, mode: str) -> None:
-        """Law 6, for each shard: a decision reads the clock of the shard it asks once, and hit_many that of every shard."""
+        """Law 6, for each shard: a decision reads the clock of its shard once, and hit_many that of every shard."""
         clock = CountingClock(START)
         some = {str(size): TokenBucket("10/s", burst=size) for size in (10, 20, 30, 40, 50)}
         with self.make_store(clock) as store:
@@ -48,7 +48,7 @@ class TestShardedStore(StoreContract):
 
 
 class FarStore(MemoryStore):
-    """A MemoryStore that says it is remote, so that AsyncLimiter awaits it."""
+    """A MemoryStore that declares itself remote, so that AsyncLimiter awaits it."""
 
     local = False
 
@@ -69,7 +69,7 @@ class TestFarShards(StoreContract):
 
 
 class TestHotShards(StoreContract):
-    """Every key is hot from its first hit on, and leased one by one: as exact as asking its home."""
+    """Every key is hot from its first hit on, and leased one by one: as exact as a call of its home."""
 
     examples = scaled(6)
     threads = 30

@@ -98,7 +98,7 @@ def states(sharded, limiters):
 
 
 def test_a_shard_that_goes_leaves_its_counters_to_the_others(sharded):
-    """After a shard is removed every key answers as before, and its store is handed to the caller, empty."""
+    """After a shard is removed every key answers as before, and its store is returned to the caller, empty."""
     limiter = Limiter(RULES, store=sharded)
     spend(limiter)
     before = used(limiter)
@@ -173,7 +173,7 @@ def test_progress_is_reported(sharded, new):
 
 @pytest.mark.parametrize("driver", ["threads", "tasks"])
 def test_no_more_is_admitted_while_shards_come_and_go(new, driver):
-    """Callers that never stop asking are admitted exactly the limit of every key, while keys move under them."""
+    """Callers that never stop are admitted exactly the limit of every key, while keys move under them."""
     sharded = ShardedStore({"a": new(), "b": new()}, hot=False)
     keys = KEYS[:40]
     admitted = dict.fromkeys(keys, 0)
@@ -263,7 +263,7 @@ def test_a_move_that_fails_leaves_keys_where_they_were(clock, failing):
 
 
 def test_a_removal_that_fails_can_be_done_again(clock):
-    """A shard that could not hand everything over stays; removing it again finishes the job."""
+    """A shard that could not hand everything over stays; removing it again completes the change."""
     shards = {name: FarShard(clock) for name in "abc"}
     sharded = ShardedStore(shards, hot=False)
     limiter = Limiter("5/h", store=sharded)
@@ -317,7 +317,7 @@ def test_a_key_on_its_way_is_waited_for_and_no_longer_than_the_pause(moving):
 
 
 def test_an_awaited_key_on_its_way_is_waited_for_too(moving):
-    """In async code the wait at the gate is awaited: the loop goes on, and the answer comes when the key has arrived."""
+    """In async code the wait at the gate is awaited: the loop continues, and the answer comes when the key has arrived."""
     sharded, _, going, staying, go_on = moving
     sharded.membership.pause_us = 60_000_000
 
@@ -348,7 +348,7 @@ def test_threads_at_the_gate_are_answered_by_the_new_home(moving):
 
 
 def test_a_decision_under_way_is_waited_for_before_its_key_moves(clock):
-    """A hit that began at the old home is part of what moves: it is neither lost nor made twice."""
+    """A hit that began at the old home is part of the moved state: it is neither lost nor made twice."""
     shards = {name: FarShard(clock) for name in "ab"}
     sharded = ShardedStore(shards, hot=False)
     final = ShardedStore({name: MemoryStore(clock=clock) for name in "abc"})
@@ -377,8 +377,8 @@ def test_a_decision_under_way_is_waited_for_before_its_key_moves(clock):
     assert limiter.peek(going).remaining == 4
 
 
-def test_changes_that_make_no_sense_say_so(sharded, new, clock):
-    """Names that are taken or unknown, the last shard, a remote shard among local ones: each error says what to do instead."""
+def test_invalid_changes_are_errors(sharded, new, clock):
+    """Names that are taken or unknown, the last shard, a remote shard among local ones: each error names the remedy."""
     with pytest.raises(ConfigurationError, match="already"):
         sharded.add("a", new())
     with pytest.raises(ConfigurationError, match="there are a, b, c"):

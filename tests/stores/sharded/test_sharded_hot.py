@@ -19,7 +19,7 @@ def shards(clock):
 
 
 def storm(limiter, clock, hits, rate=10_000, keys=KEY):
-    """So many hits at so many a second: how many were admitted."""
+    """Hits at this rate; returns how many were admitted."""
     admitted = 0
     for _ in range(hits):
         admitted += bool(limiter.hit(keys))
@@ -57,7 +57,7 @@ def test_the_same_awaited(shards, clock):
 
 @pytest.mark.parametrize("rule", [TokenBucket("1000/s"), FixedWindow("1000/s")], ids=str)
 def test_what_a_hot_key_is_admitted_stays_within_the_bound_of_its_leases(shards, clock, rule):
-    """While a key is hot: the limit, and at most what the leases' own bound adds; and not much less than the limit."""
+    """While a key is hot: the limit, and at most the leases' own bound more; and not much less than the limit."""
     sharded = ShardedStore(shards)
     limiter = Limiter(rule, store=sharded)
     seconds = 2
@@ -76,7 +76,7 @@ def test_decisions_of_several_limits_find_hot_keys_too(shards, clock):
 
 
 def test_hot_keys_are_shown_and_cool_down(shards, clock):
-    """hot_keys() names them with their hits a second; a key that calms down is asked of its home again."""
+    """hot_keys() names them with their hits a second; a key that calms down is decided by its home again."""
     sharded = ShardedStore(shards)
     limiter = Limiter("100000/s", store=sharded)
     storm(limiter, clock, 15_000)
@@ -123,7 +123,7 @@ def test_neighbours_of_a_hot_key_are_answered_exactly(shards, clock):
 
 
 def test_a_hot_key_can_be_given_back_and_reset(shards, clock):
-    """Refunds and resets of a hot key reach its leases: what was given back can be taken, and a reset key is as new."""
+    """Refunds and resets of a hot key reach its leases: refunded tokens can be taken, and a reset key is as new."""
     sharded = ShardedStore(shards, life="10s")
     limiter = Limiter("fixed window 5000/400d", store=sharded)
     admitted = storm(limiter, clock, 6000)
@@ -135,7 +135,7 @@ def test_a_hot_key_can_be_given_back_and_reset(shards, clock):
 
 
 def test_a_hot_key_moves_with_what_it_has_used(shards, clock):
-    """When a hot key's home changes, its leases go back first: what it may still take is what it had, and never more."""
+    """When a hot key's home changes, its leases go back first: its remaining tokens stay the same, and never grow."""
     sharded = ShardedStore(shards, life="1h")
     final = ShardedStore({name: MemoryStore(clock=clock) for name in "abcde"})
     key = next(f"user:{i}" for i in range(1000) if final.home_of(f"user:{i}") == "e")
@@ -149,7 +149,7 @@ def test_a_hot_key_moves_with_what_it_has_used(shards, clock):
 
 
 def test_a_lost_home_of_a_hot_key_is_a_lost_shard(shards, clock):
-    """When the home of a hot key is lost the error names the shard; with rehash the key goes on elsewhere."""
+    """When the home of a hot key is lost the error names the shard; with rehash the key continues elsewhere."""
     sharded = ShardedStore(shards, on_loss="rehash")
     limiter = Limiter("100000/s", store=sharded)
     storm(limiter, clock, 5000)
@@ -166,7 +166,7 @@ def test_a_lost_home_of_a_hot_key_is_a_lost_shard(shards, clock):
 
 
 def test_closing_gives_leases_back(shards, clock):
-    """What a hot key still holds goes back to its home on close."""
+    """The lease of a hot key goes back to its home on close."""
     sharded = ShardedStore(shards, life="1h")
     limiter = Limiter("fixed window 20000/400d", store=sharded)
     admitted = storm(limiter, clock, 5000)
@@ -178,7 +178,7 @@ def test_closing_gives_leases_back(shards, clock):
 
 
 class OtherClock:
-    """A clock that is neither the system's nor moved by hand."""
+    """A clock that is neither the system's nor a manual one."""
 
     def now_us(self):
         return 7_000_000

@@ -39,8 +39,8 @@ def test_the_keys_of_a_lost_shard_fail_and_no_others(make, shards):
 
 
 @pytest.mark.parametrize("verb", ["hit", "peek", "acquire", "reset", "refund", "hit_many"])
-def test_every_verb_says_which_shard_is_lost(make, shards, verb):
-    """Whatever was asked for, the error is limitkeeper's own and names the shard."""
+def test_every_verb_names_the_lost_shard(make, shards, verb):
+    """Whatever the verb, the error is limitkeeper's own and names the shard."""
     sharded = ShardedStore(shards, hot=False)
     limiter = make("5/h", store=sharded)
     shards["c"].down = True
@@ -67,7 +67,7 @@ def lives_on_before(homes, name):
     return [key for key, home in homes.items() if home == name]
 
 
-def test_a_lost_shard_is_asked_no_more(make, shards):
+def test_a_lost_shard_is_not_called_any_more(make, shards):
     """A lost shard is not called until it is restored."""
     sharded = ShardedStore(shards, on_loss="rehash", hot=False)
     limiter = make("5/h", store=sharded)
@@ -91,7 +91,7 @@ def test_two_losses_are_two_bursts_at_most(make, shards):
 
 
 def test_a_restored_shard_gets_its_keys_back_with_what_they_used_elsewhere(make, shards):
-    """restore() hands over from the shards that stood in: coming back is no second burst."""
+    """restore() hands over from the replacing shards: coming back is no second burst."""
     sharded = ShardedStore(shards, on_loss="rehash", hot=False)
     limiter = make("fixed window 5/400d", store=sharded)
     key = key_on(sharded, "b")
@@ -104,7 +104,7 @@ def test_a_restored_shard_gets_its_keys_back_with_what_they_used_elsewhere(make,
 
 
 def test_decisions_on_several_shards_survive_a_loss(make, shards):
-    """A decision of which one shard is lost is made again on those that are left, all or nothing."""
+    """A decision of which one shard is lost is repeated on the remaining ones, all or nothing."""
     sharded = ShardedStore(shards, on_loss="rehash", hot=False)
     limiter = make({"user": "5/h", "tenant": "5/h"}, store=sharded)
     keys = {"user": key_on(sharded, "a"), "tenant": key_on(sharded, "b")}
@@ -114,8 +114,8 @@ def test_decisions_on_several_shards_survive_a_loss(make, shards):
     assert all(limiter.hit_many([{"user": key, "tenant": key} for key in KEYS]))
 
 
-def test_many_keys_with_a_loss_are_asked_once_each(make, shards):
-    """hit_many over a lost shard: what the others have answered is not charged a second time."""
+def test_many_keys_with_a_loss_are_decided_once_each(make, shards):
+    """hit_many over a lost shard: keys that the others have decided are not charged a second time."""
     sharded = ShardedStore(shards, on_loss="rehash", hot=False)
     limiter = make("5/h", store=sharded)
     shards["b"].down = True
@@ -123,7 +123,7 @@ def test_many_keys_with_a_loss_are_asked_once_each(make, shards):
     assert {limiter.peek(key).remaining for key in KEYS} == {4}
 
 
-def test_when_all_are_lost_it_says_so(make, shards):
+def test_the_loss_of_all_shards_is_an_error(make, shards):
     """The last shard lost is the end: StoreUnavailable, not a loop."""
     sharded = ShardedStore(shards, on_loss="rehash", hot=False)
     limiter = make("5/h", store=sharded)
@@ -134,7 +134,7 @@ def test_when_all_are_lost_it_says_so(make, shards):
 
 
 def test_a_slow_shard_is_not_lost(make, shards):
-    """StoreTimeout is the caller's to see: a shard that is late may have charged, and its keys stay."""
+    """StoreTimeout goes to the caller: a shard that is late may have charged, and its keys stay."""
     sharded = ShardedStore(shards, on_loss="rehash", hot=False)
     limiter = make("5/h", store=sharded)
     key = key_on(sharded, "b")
@@ -145,7 +145,7 @@ def test_a_slow_shard_is_not_lost(make, shards):
 
 
 def test_a_lost_shard_can_be_removed_for_good(shards, clock):
-    """A shard that will not come back is removed without being asked for anything."""
+    """A shard that will not come back is removed without a call of it."""
     sharded = ShardedStore(shards, on_loss="rehash", hot=False)
     limiter = Limiter("5/h", store=sharded)
     shards["b"].down = True
@@ -155,8 +155,8 @@ def test_a_lost_shard_can_be_removed_for_good(shards, clock):
     assert (sharded.lost, sorted(sharded.shards), len(shards["b"].calls)) == ([], ["a", "c", "d"], asked)
 
 
-def test_on_loss_has_two_words(shards):
-    """What to do about a loss is one of two words."""
+def test_on_loss_has_two_values(shards):
+    """`on_loss` is one of two values."""
     with pytest.raises(ConfigurationError, match="'fail' or 'rehash'"):
         ShardedStore(shards, on_loss="open")
 

@@ -69,7 +69,7 @@ def test_a_decision_on_two_servers_is_all_or_nothing(sharded):
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_starts_on_two_servers_are_common(sharded, colour):
-    """With patience both servers charge at the later start: the bucket pays then, and not when it could have started."""
+    """With a timeout both servers charge at the later start: the bucket pays then, and not when it could have started."""
     limits = {"user": TokenBucket("2/s", burst=2), "tenant": LeakyBucketQueue("2 per 3s")}
     keys = {"user": key_on(sharded, "a"), "tenant": key_on(sharded, "b")}
     if colour == "sync":
@@ -92,7 +92,7 @@ def test_starts_on_two_servers_are_common(sharded, colour):
 
 
 def test_state_moves_from_server_to_server(sharded, servers):
-    """A server joins and another goes: every key of every rule answers as before, and nothing is left behind."""
+    """A server joins and another leaves: every key of every rule answers as before, and nothing is left behind."""
     limiter = Limiter(RULES, store=sharded)
     for i, key in enumerate(KEYS):
         for _ in range(i % 6):
@@ -111,7 +111,7 @@ def test_state_moves_from_server_to_server(sharded, servers):
 
 
 def test_callers_go_on_while_a_server_joins(sharded):
-    """Tasks that never stop asking are admitted exactly the limit of each key, while a quarter of the keys moves."""
+    """Tasks that never stop are admitted exactly the limit of each key, while a quarter of the keys moves."""
 
     async def main(joining):
         limiter = AsyncLimiter("fixed window 1000/400d", store=sharded)
@@ -141,7 +141,7 @@ def test_callers_go_on_while_a_server_joins(sharded):
 
 @pytest.mark.parametrize("on_loss", ["fail", "rehash"])
 def test_a_killed_server_is_lost(on_loss):
-    """A killed server's keys fail, or start anew on another; all other keys go on."""
+    """A killed server's keys fail, or start anew on another; all other keys continue."""
     with Valkey() as first, Valkey() as second:
         stores = {"first": RedisStore(first.url, timeout="60s"), "second": RedisStore(second.url, timeout="60s")}
         with ShardedStore(stores, on_loss=on_loss, hot=False) as sharded:
@@ -160,7 +160,7 @@ def test_a_killed_server_is_lost(on_loss):
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_viral_key_costs_its_server_little(servers, colour):
-    """One key with all the traffic asks its server less than once in ten decisions, and is admitted no more than its limit."""
+    """One key with all the traffic calls its server less than once in ten decisions, and is admitted no more than its limit."""
     for server in servers:
         with server.client() as client:
             client.flushall()

@@ -32,7 +32,7 @@ def shares(keys: list[str], who: tuple[tuple[str, float], ...]) -> dict[str, flo
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", [2, 4, 10])
 def test_shards_have_even_shares_of_any_kind_of_keys(family, size):
-    """Whatever the keys look like, every shard has its share of them within a tenth."""
+    """Whatever the form of the keys, every shard has its share of them within a tenth."""
     found = shares(FAMILIES[family], members(*[f"shard {i}" for i in range(size)]))
     assert len(found) == size
     assert all(0.9 / size < share < 1.1 / size for share in found.values()), found
@@ -72,12 +72,12 @@ def test_weights_are_shares():
 
 
 def test_the_order_of_the_shards_means_nothing():
-    """A shard is known by its name: in whatever order they are named, keys live where they did."""
+    """A shard is identified by its name: in whatever order they are listed, keys live where they did."""
     assert homes(members("a", "b", "c")) == homes(members("c", "a", "b"))
 
 
 def test_a_key_lives_where_it_did_in_any_process_and_version(python):
-    """Homes are fixed for ever: these were written down once, and another process with another hash seed agrees."""
+    """Homes are fixed for ever: these were recorded once, and another process with another hash seed agrees."""
     expected = {"user:42": 8829, "": 0, "é": 7438, "\ud800": 11431, "\0": 1315, "k" * 10_000: 11718}
     assert {key: slot_of(key) for key in expected} == expected
     known = [homes(members("a", "b", "c"))[slot] for slot in (0, 1, 2, 8191, 16383)]

@@ -1,4 +1,4 @@
-"""ShardedStore as a store: how it is made, what it says of itself, and every verb at the right shard."""
+"""ShardedStore as a store: its construction, its properties, and every verb at the right shard."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_list_names_shards_by_position(clock):
     ],
 )
 def test_shards_that_are_no_stores_are_errors(shards, words):
-    """Errors about the list of shards say what to write instead."""
+    """Errors about the list of shards name the right form."""
     with pytest.raises(ConfigurationError, match=words):
         ShardedStore(shards)
 
@@ -56,7 +56,7 @@ def test_shards_that_are_no_stores_are_errors(shards, words):
     ],
 )
 def test_options_that_make_no_sense_are_errors(options, words):
-    """Errors about the options say what to write instead."""
+    """Errors about the options name the right form."""
     with pytest.raises(ConfigurationError, match=words):
         ShardedStore([MemoryStore()], **options)
 
@@ -85,7 +85,7 @@ def test_a_key_is_kept_by_its_home_alone(make, sharded):
 
 
 def test_state_goes_to_the_homes_of_its_keys(make, sharded, clock):
-    """What another store gives, a sharded one takes: `load` brings every key home."""
+    """The items of another store can be loaded into a sharded one: `load` brings every key home."""
     model = Limiter("5/h", store=MemoryStore(clock=clock))
     model.hit_many(KEYS, cost=3)
     limiter = make("5/h", store=sharded)
@@ -103,7 +103,7 @@ def test_limits_of_one_name_share_their_state(make, sharded):
 
 
 def test_two_sharded_stores_may_share_their_shards(make, clock):
-    """The shards are the truth: a second ShardedStore of the same names, as in another process, sees the same counters."""
+    """The state is in the shards: a second ShardedStore of the same names, as in another process, has the same counters."""
     shards = {name: MemoryStore(clock=clock) for name in "abc"}
     one, other = (make("5/h", store=ShardedStore(shards)) for _ in range(2))
     for key in KEYS:
@@ -132,7 +132,7 @@ def test_local_shards_answer_async_callers_without_waiting(clock):
 
 
 def test_overflow_of_all_shards_is_added_up(make, clock):
-    """What full shards decide on overflow cells is added up."""
+    """Decisions of full shards on overflow cells are added up."""
     sharded = ShardedStore([MemoryStore(max_keys=10, clock=clock) for _ in range(2)])
     limiter = make("5/h", store=sharded)
     limiter.hit_many(KEYS)
@@ -141,7 +141,7 @@ def test_overflow_of_all_shards_is_added_up(make, clock):
 
 
 def test_a_budget_is_passed_on_to_every_shard(clock):
-    """`answers_within` asks all shards for a quarter each, and holds only when all can promise it."""
+    """`answers_within` requests a quarter from each shard, and holds only when all can promise it."""
 
     class Promising(FarShard):
         asked = 0
@@ -178,7 +178,7 @@ def test_two_steps_end_within_the_budget(clock):
 
 
 def test_closing_closes_every_shard(clock):
-    """`close` and `aclose` let go of all shards."""
+    """`close` and `aclose` close all shards."""
 
     class Closing(FarShard):
         closed = 0
@@ -194,7 +194,7 @@ def test_closing_closes_every_shard(clock):
 
 
 def test_nothing_but_claims_goes_below(sharded):
-    """What is no claim, no claims at all, and a limit named twice for a key are errors, as on every store."""
+    """An invalid claim, no claims at all, and a limit named twice for a key are errors, as on every store."""
     named = NamedLimit("api", "one", TokenBucket("5/h"))
     with pytest.raises(ConfigurationError, match="at least one claim"):
         sharded.decide([])

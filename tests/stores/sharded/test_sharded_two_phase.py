@@ -55,7 +55,7 @@ def test_what_all_grant_costs_one_call_each(make, sharded, shards, keys):
 
 @pytest.mark.parametrize("narrow", ["user", "tenant"])
 def test_what_one_refuses_none_has_charged(make, sharded, shards, keys, narrow):
-    """Refused by one shard, the decision leaves every shard as it was; the limit with the longest retry speaks."""
+    """Refused by one shard, the decision leaves every shard as it was; the limit with the longest retry decides."""
     limits = {"user": FixedWindow("5/h"), "tenant": FixedWindow("5/h"), narrow: FixedWindow("1/h")}
     limiter = make(limits, store=sharded)
     assert limiter.hit(keys)
@@ -68,7 +68,8 @@ def test_what_one_refuses_none_has_charged(make, sharded, shards, keys, narrow):
 
 @pytest.mark.parametrize("ending", ["refused", "cancelled"])
 def test_leases_of_several_limits_get_back_what_a_call_took(shards, clock, ending):
-    """A decision that another shard refuses, or that is cancelled, gives a log and a window of leases back all they gave."""
+    """After a decision that another shard refuses, or that is cancelled, a log and a window of leases have back all that it
+    took."""
     sharded = ShardedStore({**shards, "left": LeasedStore(shards["left"], lease=20, life="1s")}, hot=False)
     keys = dict.fromkeys(("window", "log"), key_on(sharded, "left")) | {"tenant": key_on(sharded, "right")}
     limits = {"window": FixedWindow("100/h"), "log": SlidingWindowLog("100/h"), "tenant": FixedWindow("1/h")}
@@ -89,7 +90,7 @@ def test_leases_of_several_limits_get_back_what_a_call_took(shards, clock, endin
     assert remaining(limiter, alone) == [75, 75]
 
 
-def test_the_longest_retry_speaks(make, sharded, keys):
+def test_the_longest_retry_decides(make, sharded, keys):
     """Both refuse: the one with the longest retry decides, wherever it lives."""
     limiter = make({"user": "1/h", "tenant": "1/d"}, store=sharded)
     limiter.hit(keys)
@@ -99,8 +100,8 @@ def test_the_longest_retry_speaks(make, sharded, keys):
     assert make({"user": "1/h", "tenant": "1/d"}, store=sharded).hit(keys, cost=2).retry_after == float("inf")
 
 
-def test_those_who_can_start_earlier_are_charged_at_the_common_start(make, sharded, keys, clock):
-    """With patience all are charged at the latest start: a bucket that could have started at once pays then, not now."""
+def test_limits_that_can_start_earlier_are_charged_at_the_common_start(make, sharded, keys, clock):
+    """With a timeout all are charged at the latest start: a bucket that could have started at once pays then, not now."""
     limiter = make({"user": "1/s burst 2", "tenant": LeakyBucketQueue("1 per 10s")}, store=sharded)
     limiter.hit(keys)
     later = limiter.reserve(keys)
@@ -142,7 +143,7 @@ def test_a_caller_in_between_moves_the_common_start(make, sharded, shards, keys)
 
 
 def test_calls_that_take_longer_than_the_wait_find_a_common_start(make, sharded, shards, keys, clock):
-    """A start that is over by the time a shard is asked for it is now: shards whose calls take long don't chase one another."""
+    """A start that has passed when a shard is called for it is now: slow shards don't postpone each other for ever."""
     limiter = make({"user": "1000/s burst 2", "tenant": LeakyBucketQueue("1 per 25ms")}, store=sharded)
     limiter.hit(keys)
     for shard in shards.values():
@@ -151,7 +152,7 @@ def test_calls_that_take_longer_than_the_wait_find_a_common_start(make, sharded,
 
 
 def test_limits_with_coarse_ticks_find_a_common_start(make, sharded, keys, clock):
-    """A limit that counts in ticks of 10 µs rounds the common start down; that is no other start, and nothing is lost."""
+    """A limit that counts in ticks of 10 µs rounds the common start down; that counts as the same start, and nothing is lost."""
     limiter = make({"user": "token bucket 1/day burst 100000", "tenant": "40/s burst 1"}, store=sharded)
     assert limiter.limits["user"].tick == 10
     clock.advance(0.000003)
@@ -183,7 +184,7 @@ def test_what_can_not_be_given_back_is_lost_and_never_admitted(make, sharded, sh
 
 
 def test_threads_never_get_more_than_the_limits(sharded, keys):
-    """However many decide at once on two shards, no limit is exceeded, and what is left fits what was admitted."""
+    """However many decide at once on two shards, no limit is exceeded, and the rest matches the admissions."""
     limiter = Limiter({"user": "60/h", "tenant": FixedWindow("50/h")}, store=sharded)
     admitted = []
     interval = sys.getswitchinterval()
@@ -249,14 +250,14 @@ def test_two_decisions_with_one_start_give_back_their_own_entries():
 
 
 def test_settling_a_decision_on_several_shards(make, sharded, keys):
-    """What was not used goes back to each shard; what was used above the estimate is charged on each."""
+    """Unused cost goes back to each shard; cost above the estimate is charged on each."""
     limiter = make({"user": "100/h", "tenant": "100/h"}, store=sharded)
     limiter.reserve(keys, cost=50).settle({"user": 20, "tenant": 60})
     assert remaining(limiter, keys) == [80, 40]
 
 
 def test_many_keys_are_one_call_per_shard(make, sharded, shards):
-    """hit_many asks every shard once, in order, whatever the mixture of keys."""
+    """hit_many calls every shard once, in order, whatever the mixture of keys."""
     limiter = make("2/h", store=sharded)
     left, right = (key_on(sharded, name) for name in ("left", "right"))
     decisions = limiter.hit_many([left, right, left, left, right, right])
@@ -265,7 +266,7 @@ def test_many_keys_are_one_call_per_shard(make, sharded, shards):
 
 
 def test_many_decisions_keep_their_order_around_one_that_spans(make, sharded, keys):
-    """A decision on several shards among many sees those before it, and is seen by those after it."""
+    """A decision on several shards among many includes those before it, and is included by those after it."""
     limiter = make({"user": "2/h", "tenant": "2/h"}, store=sharded)
     alone = {**keys, "tenant": None}
     assert [bool(one) for one in limiter.hit_many([alone, keys, alone, keys])] == [True, True, False, False]

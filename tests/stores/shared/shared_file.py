@@ -1,4 +1,4 @@
-"""What lies in a shared file, read from outside: for tests that want to know whether it is whole."""
+"""The content of a shared file, read from outside: for tests that check whether it is consistent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from limitkeeper.stores.shared import layout as at
 
 
 class Picture:
-    """A shared file as it is now, walked in every direction; `problems` says what does not fit together."""
+    """A shared file as it is now, walked in every direction; `problems` lists inconsistencies."""
 
     def __init__(self, path: str) -> None:
         with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory, memoryview(memory).cast("q") as words:

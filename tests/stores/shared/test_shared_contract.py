@@ -1,4 +1,4 @@
-"""SharedStore held to the contract."""
+"""The contract on SharedStore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process is killed at any instant: no lock stays held, no state is torn, and what is counted is what was admitted."""
+"""A process is killed at any instant: no lock stays held, no state is torn, and the count equals the admissions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path(tmp_path):
 
 
 class Tally:
-    """Numbers that survive whoever counts: each writer has its own place in shared memory."""
+    """Counters that survive their writers: each writer has its own place in shared memory."""
 
     def __init__(self, places: int) -> None:
         self.words = memoryview(mmap.mmap(-1, 16 * places)).cast("q")  # a word is written whole; struct.pack_into is not
@@ -82,7 +82,7 @@ def fork(work) -> int:
     "kills", [20 if compiled else 10, pytest.param(150, marks=pytest.mark.slow), pytest.param(1000, marks=pytest.mark.soak)]
 )
 def test_killed_writers_leave_an_exact_count(path, kills):
-    """Writers are killed -9 at random instants; what the survivors find is what was admitted, up to the calls in flight."""
+    """Writers are killed -9 at random instants; the state that survivors read is the admissions, up to the calls in flight."""
     store = SharedStore(path, max_keys=400, log_entries=4096, timeout=60)
     tally = Tally(kills + 2)
     draw = random.Random(20260110)
@@ -121,7 +121,7 @@ def test_killed_writers_leave_an_exact_count(path, kills):
 
 @contextmanager
 def holder(path):
-    """A process that holds the lock and does nothing: its word stands in the file, or (plain) it has the lock file."""
+    """A process that holds the lock and does nothing: its word is in the file, or (plain) it has the lock file."""
     ready, gate = os.pipe()
 
     def hold():
@@ -150,7 +150,7 @@ def write_word(path, at, value):
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(path, watch):
-    """Whoever dies holding the lock delays others by a moment, and its unfinished change is taken back."""
+    """A process that dies holding the lock delays others by a moment, and its unfinished change is undone."""
     store = SharedStore(path, timeout=30)
     limiter = Limiter("5/h burst 10", store=store)
     limiter.hit("a", cost=4)
@@ -160,7 +160,7 @@ def test_the_lock_of_a_dead_process_is_taken_over(path, watch):
         file.seek(8 * state)
         taken = int.from_bytes(file.read(8), "little")
     with holder(path):
-        write_word(path, plan.journal, state)  # the dead had noted what was taken, and then begun to change it
+        write_word(path, plan.journal, state)  # the dead process had recorded the old values, and then begun to change them
         write_word(path, plan.journal + 1, taken)
         write_word(path, layout.JOURNAL, 1)
         write_word(path, state, 7)
@@ -173,7 +173,9 @@ def test_the_lock_of_a_dead_process_is_taken_over(path, watch):
 
 
 def test_a_live_process_that_holds_the_lock_is_waited_for_until_the_timeout(path, watch):
-    """A holder that is alive (stopped, say) is not robbed: others fail with StoreTimeout, and go on when it is gone."""
+    """The lock of a live holder (a stopped one, say) is not taken over: others fail with StoreTimeout, and continue when it is
+    gone.
+    """
     store = SharedStore(path, timeout=0.1)
     one, several = Limiter("1000000/h", store=store), Limiter({"a": "100/h", "b": "5/h"}, store=store)
     one.hit("a")
@@ -190,7 +192,7 @@ def test_a_live_process_that_holds_the_lock_is_waited_for_until_the_timeout(path
 
 
 def test_a_zombie_is_dead(path):
-    """A killed process that nobody has waited for yet holds nothing."""
+    """A killed process that is not reaped yet holds nothing."""
     store = SharedStore(path)
     limiter = Limiter("1000/h", store=store)
     limiter.hit("a")

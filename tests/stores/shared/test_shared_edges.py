@@ -1,4 +1,4 @@
-"""A shared file at its edges: logs without a place, changes as large as the journal, a maker that dies, a close in the middle."""
+"""A shared file at its edges: logs without room, changes as large as the journal, a creator that dies, a close in the middle."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def named(limiter: Limiter) -> NamedLimit:
 
 
 def test_debt_on_a_log_without_a_place_is_kept_and_stays_in_its_log(path):
-    """Settled above their estimates, calls owe more than a full log has places for; it is all counted, and nobody else's."""
+    """Settled above their estimates, calls owe more than a full log has room for; it is all counted, for no other key."""
     clock = ManualClock()
     with SharedStore(path, max_keys=8, log_entries=4, clock=clock) as store:
         limiter = Limiter(SlidingWindowLog("100/h"), store=store)
@@ -81,7 +81,7 @@ def test_a_log_longer_than_its_places_is_taken_over_whole(path):
 
 @pytest.mark.untraced
 def test_a_peek_at_a_full_file_does_not_look_at_a_log_that_was_forgotten_meanwhile(path):
-    """Keys that are as new are looked for before a log is read, never between reading it and answering."""
+    """Keys that are as new are looked up before a log is read, never between reading it and answering."""
     clock = ManualClock()
     with SharedStore(path, max_keys=40, log_entries=4, clock=clock) as store:
         limiter = Limiter(SlidingWindowLog("4/s"), store=store)
@@ -128,12 +128,12 @@ def test_long_logs_come_over_a_restart_of_the_machine(path, monkeypatch, long):
 
 @pytest.mark.parametrize("blocks", range(145, 165))
 def test_a_change_that_just_does_not_fit_into_the_journal_is_taken_back(path, blocks):
-    """Whatever is left of the journal, a decision is noted whole or refused with nothing changed."""
+    """Whatever room is left in the journal, a decision is recorded whole or refused with nothing changed."""
     with SharedStore(path, max_keys=20_000) as store:
         limits = [named(Limiter(TokenBucket("50/h"), store=store, name=f"n{i}")) for i in range(18)]
         short = [Claim(limit, "short", 1) for limit in limits[-3:]]
         store.decide(short)
-        long = [Claim(limit, "\U0001f600" * 14 * 1150, 1) for limit in limits[:14]]  # 56 bytes and one note a block
+        long = [Claim(limit, "\U0001f600" * 14 * 1150, 1) for limit in limits[:14]]  # 56 bytes and one record a block
         last = Claim(limits[14], "\U0001f600" * 14 * blocks, 1)
         try:
             fits = store.decide([*long, last, *short]).allowed
@@ -165,7 +165,7 @@ def test_a_log_of_many_places_is_changed_twice_in_one_change(path):
 
 @pytest.mark.parametrize("step", ["pwrite", "ftruncate"])
 def test_a_maker_that_dies_leaves_a_file_that_can_be_made(path, monkeypatch, step):
-    """Whatever step of making a file its maker did not survive, whoever comes next makes it."""
+    """Whatever step of creating a file its creator did not survive, the next process creates it."""
 
     def dies(real, survived):
         left = iter(range(survived))
@@ -209,7 +209,7 @@ def test_makers_killed_while_they_make_a_file_leave_one_that_opens(path, kills):
 
 
 def test_a_store_that_fails_to_open_lets_go_of_its_file(path, monkeypatch):
-    """Nobody waits for a file whose opener failed."""
+    """No process waits for a file whose opener failed."""
     with monkeypatch.context() as patch:
         patch.setattr(*((journal, "owner_word") if compiled else (shared_store, "SharedCellTable")), lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -248,7 +248,7 @@ def test_a_close_in_the_middle_of_a_call_comes_right_behind_it(path):
 
 
 def test_threads_that_use_a_store_while_it_is_closed_get_an_error(path):
-    """Never a crash: a hit is answered, or says that the store is closed."""
+    """Never a crash: a hit is answered, or raises that the store is closed."""
     for _ in range(20):
         store = SharedStore(path, timeout=60)
         limiter, pair = Limiter("1000000/s", store=store), Limiter({"a": "500000/s", "b": "7000000/h"}, store=store)
@@ -279,8 +279,8 @@ def test_threads_that_use_a_store_while_it_is_closed_get_an_error(path):
 
 @pytest.mark.skipif(not compiled, reason="the kernel frees a dead process's lock file, nobody is told")
 @pytest.mark.parametrize("wants", ["to stop", "the lock"])
-def test_whoever_hears_of_a_takeover_may_fail_or_use_the_store(path, caplog, wants):
-    """The lock of a dead process is told of when nobody holds it any more: a listener may raise, or hit."""
+def test_a_listener_of_a_takeover_may_raise_or_use_the_store(path, caplog, wants):
+    """The event for the lock of a dead process is published after the lock is released: a listener may raise, or hit."""
     store = SharedStore(path, timeout=30)
     limiter = Limiter("100/h", store=store)
     limiter.hit("a")
@@ -314,7 +314,7 @@ def test_whoever_hears_of_a_takeover_may_fail_or_use_the_store(path, caplog, wan
 
 
 def test_an_interrupted_reading_of_the_directory_goes_on_where_it_was(path, monkeypatch):
-    """Ctrl-C while a process learns of others' limits does not give them other numbers."""
+    """Ctrl-C while a process reads others' limits does not give them other numbers."""
     with SharedStore(path) as one, SharedStore(path) as two:
         for i in range(5):
             Limiter("5/h", store=one, name=f"n{i}").hit("a", cost=i)
@@ -337,7 +337,7 @@ def test_an_interrupted_reading_of_the_directory_goes_on_where_it_was(path, monk
 
 
 def test_a_hand_over_that_fails_leaves_a_key_what_it_had(path):
-    """A state that makes no sense is refused; the key keeps its own."""
+    """An invalid state is refused; the key keeps its own."""
     with SharedStore(path) as store:
         for limit in (TokenBucket("5/h"), SlidingWindowLog("5/h")):
             limiter = Limiter(limit, store=store)
@@ -350,7 +350,7 @@ def test_a_hand_over_that_fails_leaves_a_key_what_it_had(path):
 
 
 def test_a_child_forked_in_the_middle_of_a_decision_counts(path, monkeypatch):
-    """Whatever another thread was in the middle of, the child's own hits are kept."""
+    """Whatever another thread was doing at the fork, the child's own hits are kept."""
     gate, go = threading.Event(), threading.Event()
     with SharedStore(path, timeout=60) as store:
         quick = Limiter("100/h", store=store, name="quick")
@@ -386,7 +386,7 @@ def test_a_child_forked_in_the_middle_of_a_decision_counts(path, monkeypatch):
 
 
 def test_items_are_read_a_part_at_a_time(path, monkeypatch):
-    """All keys are found, however many turns it takes."""
+    """All keys are found, however many parts it takes."""
     if not compiled:
         monkeypatch.setattr(shared_store, "AT_A_TIME", 7)
     with SharedStore(path, max_keys=6000) as store:
@@ -403,7 +403,7 @@ def test_items_are_read_a_part_at_a_time(path, monkeypatch):
 @pytest.mark.skipif(compiled, reason="compiled methods can't be replaced; processes are killed there")
 @pytest.mark.parametrize("what", ["reset", "sweep"])
 def test_a_removal_that_is_interrupted_anywhere_leaves_the_file_as_it_was(path, what):
-    """Removing a key moves the last cell into its slot; interrupted between any two notes of the journal, it is undone."""
+    """Removing a key moves the last cell into its slot; interrupted between any two records of the journal, it is undone."""
     clock = ManualClock()
     with SharedStore(path, max_keys=20, log_entries=4, clock=clock) as store:
         short, log = Limiter("1/s", store=store), Limiter(SlidingWindowLog("4/h"), store=store)

@@ -1,4 +1,4 @@
-"""A shared file: how it is made, opened and refused; what happens when it fills up, and when the machine starts anew."""
+"""A shared file: creating, opening and refusing it, a full file, and a restart of the machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def path(tmp_path):
 
 
 def test_a_file_is_private_and_takes_only_the_room_it_uses(path):
-    """Mode 0600, and sparse: 100 000 keys are planned, what is before the cells and the first of them has disk space."""
+    """Mode 0600, and sparse: 100 000 keys are planned, and only the header and the first cells have disk space."""
     with SharedStore(path) as store:
         Limiter("5/s", store=store).hit("a")
         found = os.stat(path)
@@ -44,7 +44,7 @@ def test_a_file_is_private_and_takes_only_the_room_it_uses(path):
 
 
 def test_two_stores_on_one_file_are_one(path):
-    """What one of them charges, the other has seen; the file outlives both."""
+    """Charges of one of them count for the other; the file outlives both."""
     with SharedStore(path) as one, SharedStore(path) as two:
         assert Limiter("5/h", store=one).hit("a", cost=3).remaining == 2
         assert Limiter("5/h", store=two).hit("a", cost=1).remaining == 1
@@ -72,8 +72,8 @@ def test_the_other_protocol_is_refused(path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"hello", b"\0" * 5000, b"limitkpr" + b"\xff" * 5000])
-def test_somebody_elses_file_is_left_alone(path, content):
-    """What is no shared file is neither opened nor touched."""
+def test_a_foreign_file_is_left_alone(path, content):
+    """A file of another kind is neither opened nor changed."""
     with open(path, "wb") as file:
         file.write(content)
     with pytest.raises(ConfigurationError):
@@ -83,7 +83,7 @@ def test_somebody_elses_file_is_left_alone(path, content):
 
 
 def test_a_file_that_was_cut_short_is_refused(path):
-    """A file of another size than its parameters say is not mapped: reading beyond its end would kill the process."""
+    """A file whose size differs from its parameters is not mapped: reading beyond its end would kill the process."""
     SharedStore(path).close()
     os.truncate(path, 100_000)
     with pytest.raises(ConfigurationError, match="wrong size"):
@@ -91,8 +91,8 @@ def test_a_file_that_was_cut_short_is_refused(path):
 
 
 @pytest.mark.parametrize("bad", ["/no/such/folder/limits", "/"])
-def test_a_path_that_can_not_be_written_to_says_so(bad):
-    """The error names the path and what to do."""
+def test_a_path_that_can_not_be_written_to_is_an_error(bad):
+    """The error names the path and the remedy."""
     with pytest.raises(StoreUnavailable, match="folder that can be written to"):
         SharedStore(bad)
 
@@ -114,7 +114,7 @@ def test_a_store_needs_a_path(bad):
         SharedStore(bad)
 
 
-def test_a_closed_store_says_so(path):
+def test_a_closed_store_raises_its_own_error(path):
     """A call on a closed store is an error of its own, whatever the verb."""
     store = SharedStore(path)
     limiter = Limiter({"a": "5/s", "b": "5/min"}, store=store)
@@ -128,7 +128,7 @@ def test_a_closed_store_says_so(path):
 
 
 def test_a_container_does_not_share_a_file_that_another_one_uses(path, monkeypatch):
-    """Process numbers of another namespace mean nothing here; alone, the file is adopted."""
+    """Process numbers of another namespace are not valid here; alone, the file is adopted."""
     with SharedStore(path):
         monkeypatch.setattr(mapped_file, "pid_namespace", lambda: 4711)
         with pytest.raises(ConfigurationError, match="another container"):
@@ -152,7 +152,8 @@ def test_names_and_limits_do_not_meet(path):
 
 
 def test_a_changed_rate_under_one_name_keeps_what_was_used(path):
-    """Under the same name and another rate the state is read in new units, also by who has never seen the old limit."""
+    """Under the same name and another rate the state is read in new units, also by a process that has never used the old limit.
+    Under the same name and another rate the state is read in new units, also by a process that has never used the old limit."""
     clock = ManualClock(1000)
     with SharedStore(path, clock=clock) as one, SharedStore(path, clock=clock) as two:
         old, new = Limiter("10/h", store=one, name="plan"), Limiter("100/h", store=two, name="plan")
@@ -187,8 +188,8 @@ def test_any_text_is_a_key(path, key):
 # Full
 
 
-def test_a_full_file_forgets_nobody_and_forgives_no_stranger(path):
-    """Keys that came when all places were taken share cells: known keys keep their state, strangers are limited."""
+def test_a_full_file_forgets_no_key_and_forgives_no_newcomer(path):
+    """Keys that come when all places are taken share cells: known keys keep their state, new ones are limited."""
     clock = ManualClock(1000)
     with SharedStore(path, max_keys=10, clock=clock) as store:
         limiter = Limiter("2/h", store=store)
@@ -200,7 +201,7 @@ def test_a_full_file_forgets_nobody_and_forgives_no_stranger(path):
         assert store.overflow > 0
         assert len(store) == 10
         clock.advance(10_000)
-        store.sweep()  # of strangers, two might share a cell
+        store.sweep()  # of new keys, two might share a cell
         assert all(limiter.hit(f"later {i}", cost=2) for i in range(10))
     assert Picture(path).problems == []
 
@@ -222,7 +223,7 @@ def test_keys_that_are_as_new_make_room(path):
 
 
 def test_a_sweep_checks_every_key(path):
-    """`sweep` removes all idle keys, wherever the rotation of other calls has come to."""
+    """`sweep` removes all idle keys, wherever the rotation of other calls is."""
     clock = ManualClock(1000)
     with SharedStore(path, max_keys=300, clock=clock) as store:
         short, long = Limiter("fixed window 1/s", store=store), Limiter("fixed window 1/h", store=store)
@@ -235,7 +236,7 @@ def test_a_sweep_checks_every_key(path):
 
 
 def test_keys_too_long_for_what_is_left_are_decided_on_shared_cells(path):
-    """When the room for long keys is used up, further ones are strangers: limited, and nobody is forgotten."""
+    """When the room for long keys is used up, further ones share cells: limited, and no key is forgotten."""
     with SharedStore(path, max_keys=10) as store:
         limiter = Limiter("1/h", store=store)
         answers = [bool(limiter.hit("x" * 16_000 + str(i))) for i in range(40)]
@@ -245,7 +246,7 @@ def test_keys_too_long_for_what_is_left_are_decided_on_shared_cells(path):
 
 
 def test_a_log_without_a_place_refuses_until_the_oldest_entry_expires(path):
-    """A sliding log keeps `log_entries` entries: what does not fit is refused with the moment at which it will, and counted."""
+    """A sliding log keeps `log_entries` entries: a call without room is refused with its retry time, and counted."""
     clock = ManualClock(1000)
     with SharedStore(path, log_entries=4, clock=clock) as store:
         limiter = Limiter(SlidingWindowLog("100/min"), store=store)
@@ -268,7 +269,7 @@ def test_a_log_without_a_place_refuses_until_the_oldest_entry_expires(path):
 
 
 def test_a_log_longer_than_its_places_is_warned_of(path, caplog):
-    """A limiter whose log can't be kept whole is told so when it is made."""
+    """A limiter whose log can't be kept whole is an error when it is made."""
     with SharedStore(path, log_entries=4) as store:
         Limiter(SlidingWindowLog("100/min"), store=store)
     assert "keeps at most 4 entries" in caplog.text
@@ -278,7 +279,7 @@ def test_a_log_longer_than_its_places_is_warned_of(path, caplog):
 
 
 def test_state_survives_a_restart_of_the_machine(path, monkeypatch):
-    """After a restart the cells are brought over into a fresh file; a lock that was held and a change half made are not."""
+    """After a restart the cells are moved into a fresh file; a held lock and a half-made change are not."""
     with SharedStore(path, log_entries=16) as store:
         bucket = Limiter("10/h", store=store)
         log = Limiter(SlidingWindowLog("10/h"), store=store)
@@ -322,7 +323,7 @@ def test_cells_that_do_not_check_out_after_a_restart_are_left_behind(path, monke
 
 
 def test_time_does_not_go_back_over_a_restart(path, monkeypatch):
-    """When the wall clock is behind after a restart, the file's time goes on from where it was."""
+    """When the wall clock is behind after a restart, the file's time continues from where it was."""
     with SharedStore(path) as store:
         limiter = Limiter("10/h", store=store)
         for _ in range(64):
@@ -357,7 +358,7 @@ def test_a_child_goes_on_with_its_parents_store(path):
     "limit", ["token bucket 500/400d", "fixed window 500/400d", "sliding window log 500/d", "sliding window counter 500/d"]
 )
 def test_processes_and_threads_on_one_key_are_admitted_exactly(path, limit):
-    """4 processes of 8 threads ask for more than there is: exactly the limit is admitted."""
+    """4 processes of 8 threads request more than the limit: exactly the limit is admitted."""
     with SharedStore(path, log_entries=1000) as store:
         limiter = Limiter(limit, store=store)
         pipes = [counted_in_a_child(lambda: hits_of_threads(limiter, 8, 40)) for _ in range(4)]
@@ -370,7 +371,7 @@ def test_processes_and_threads_on_one_key_are_admitted_exactly(path, limit):
 
 
 def hits_of_threads(limiter, number, each):
-    """How many hits of so many threads were admitted."""
+    """The admitted hits of so many threads."""
     counts = []
     threads = [
         threading.Thread(target=lambda: counts.append(sum(bool(limiter.hit("a")) for _ in range(each)))) for _ in range(number)
@@ -383,7 +384,7 @@ def hits_of_threads(limiter, number, each):
 
 
 def counted_in_a_child(work):
-    """A child process that does this and writes what it counted."""
+    """A child process that runs this and writes its count."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -401,13 +402,13 @@ def test_what_is_no_file_is_refused(bad):
 
 
 def test_a_path_with_a_nul_is_refused():
-    """What no system takes for a path is an error of the store's own."""
+    """An invalid path is an error of the store's own."""
     with pytest.raises(StoreUnavailable, match="null"):
         SharedStore("/tmp/a\0b")
 
 
 def test_c_and_python_agree_on_what_lies_where():
-    """Every number of layout.pxd is that of layout.py, and none is missing."""
+    """Every number of layout.pxd equals that of layout.py, and none is missing."""
     folder = os.path.dirname(limitkeeper.__file__).replace(os.path.join("build", "plain"), "src")
     with open(os.path.join(folder, "stores", "shared", "layout.pxd")) as file:
         received = dict(re.findall(r"^    (\w+) = (\d+)$", file.read(), re.M))

@@ -38,7 +38,8 @@ def on_tmpfs(tmp_path):
 
 
 def test_defaults_on_a_small_tmpfs_work_without_logs_and_refuse_logs_with_the_remedy(on_tmpfs):
-    """64 MiB (Docker's /dev/shm): all that buckets can need fits; logs of 256 entries for 100 000 keys do not, and say so."""
+    """64 MiB (Docker's /dev/shm): all that buckets can need fits; logs of 256 entries for 100 000 keys do not, which is an
+    error."""
     done = on_tmpfs(
         64,
         """
@@ -78,7 +79,7 @@ def test_a_file_that_can_not_fit_is_not_opened(on_tmpfs):
 @pytest.mark.parametrize("rule", ["5/d", "sliding window log 50/d"])
 @pytest.mark.parametrize("prefix", ["", "a key longer than sixteen bytes, in blocks "])
 def test_a_file_system_that_fills_up_later_fails_new_keys_only(on_tmpfs, rule, prefix):
-    """When other files have taken the space, new keys raise StoreError, known keys go on, and the file stays consistent. Space
+    """When other files have taken the space, new keys raise StoreError, known keys continue, and the file stays consistent. Space
     that comes back is used."""
     done = on_tmpfs(
         64,
@@ -139,7 +140,7 @@ def test_a_limit_on_the_size_of_files_is_an_error_of_the_store(path, python):
 
 
 def test_a_file_system_that_can_not_allocate_is_used_as_it_is(path, monkeypatch):
-    """Where posix_fallocate is not supported the file opens; nothing is known about its space."""
+    """Where posix_fallocate is not supported the file opens, without a check of its space."""
 
     def unsupported(*_: object) -> None:
         raise OSError(95, "Operation not supported")
@@ -150,7 +151,7 @@ def test_a_file_system_that_can_not_allocate_is_used_as_it_is(path, monkeypatch)
 
 
 def test_no_space_when_a_file_is_made_is_an_error_of_the_store(path, monkeypatch):
-    """The space can be gone between the check and the allocation; the next one who opens the path makes the file."""
+    """The space can be gone between the check and the allocation; the next opener of the path creates the file."""
     with monkeypatch.context() as patch:
         patch.setattr(mapped_file, "allocate_space", lambda *_: 28)
         with pytest.raises(StoreUnavailable, match="No space left on device; lower max_keys or log_entries"):
