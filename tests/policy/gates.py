@@ -1,4 +1,4 @@
-"""Gates for tests: rules in a few words, asked in every mode."""
+"""Gates for tests: rules in short form, evaluated in every mode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rule(name: str, limit: Any, **said: Any) -> Rule:
 
 
 def policy(*rules: Rule, **said: Any) -> Policy:
-    """A policy with identities that headers of the same name tell, and a budget that no busy machine uses up."""
+    """A policy with identities from headers of the same name, and a budget that no busy machine uses up."""
     identify = {name: Header(name) for name in ("user", "tenant", "plan", "partner")}
     return Policy(rules=rules, **{"identify": identify, "budget_us": 60_000_000, **said})
 
@@ -41,7 +41,7 @@ def gate(*rules: Rule, clock: Any = None, store: Any = None, **said: Any) -> Gat
 
 
 async def until(so: Callable[[], Any]) -> None:
-    """Lets other tasks go on until it is so."""
+    """Lets other tasks run until the condition holds."""
     async with asyncio.timeout(30):
         while not so():
             await asyncio.sleep(0.001)

@@ -26,12 +26,12 @@ def answers(gate, path, times):
     "path", ["/search/x", "/search/../x/y", "/search/%2e%2e/x/y", "/search/../healthz", "/a%2Fb", "/search/..;/healthz"]
 )
 def test_no_reading_slips_past(gate, path):
-    """An application may route /search/../x to its search: the rule for /search/** is meant, and nothing is exempt by it."""
+    """An application may route /search/../x to its search: the rule for /search/** applies, and nothing is exempt by it."""
     assert answers(gate, path, 2) == [True, False]
 
 
 def test_no_second_reading_exempts():
-    """An application that resolves /open/../search finds its search: the exempt path before it is no excuse."""
+    """An application that resolves /open/../search finds its search: the exempt path before it does not exempt it."""
     policy = Policy.of(exempt=[{"path": "/open/**"}], limits=[SEARCH])
     gate = Gate(policy, store=MemoryStore(clock=ManualClock()))
     assert answers(gate, "/open/../search/x", 2) == [True, False]
@@ -44,7 +44,7 @@ def test_what_has_one_meaning_is_exempt(gate):
 
 
 def test_the_key_file_of_a_policy_is_known_to_it(tmp_path):
-    """A policy tells which other files it was read from, so that they are watched too."""
+    """A policy lists the other files that it was read from, so that they are watched too."""
     (tmp_path / "secret").write_bytes(b"s" * 32)
     (tmp_path / "p.yaml").write_text(
         "identify: {user: {jwt: {claim: sub, key_file: secret, algorithms: [HS256]}}}\nlimits: [{name: a, key: user, limit: 1/s}]"
@@ -54,7 +54,7 @@ def test_the_key_file_of_a_policy_is_known_to_it(tmp_path):
 
 @pytest.mark.parametrize("between", ["\0", "|", " ", "\0\0"])
 def test_no_path_is_taken_for_another_with_a_mount_point(between):
-    """A client that may choose its mount point can't ask for a path whose plan is then found for another request."""
+    """A client that may choose its mount point can't request a path whose plan is then found for another request."""
     gate = Gate(Policy.of(limits=[{"name": "checkout", "match": "/checkout", "limit": "9/s"}]), store=MemoryStore())
     assert not gate.ask(WrittenRequest(path=f"/zz/checkout{between}/checkout")).entries
     mounted = WrittenRequest(path="/zz/checkout")

@@ -1,4 +1,4 @@
-"""Limits of single keys from outside: fresh within their time, never waited for, and nothing that fails changes a limit."""
+"""Limits of single keys from outside: fresh within their time, never waited for, and no failure changes a limit."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ TEXT = "token bucket 500/s burst 1000"
     ],
 )
 def test_an_override_is_said_like_a_limit(said, limits):
-    """As text, as a limit, as several of them; "unlimited" is none, None says nothing."""
+    """As text, as a limit, as several of them; "unlimited" is none, None is no override."""
     assert limits_of(said) == limits
 
 
 @pytest.mark.parametrize("said", ["", "5", "token bucket lots", 5, True, {"limit": 5}, b"5/s", [], object])
 def test_nonsense_is_no_limit(said):
-    """Whatever else is said is refused."""
+    """Any other value is refused."""
     with pytest.raises(InvalidLimit):
         limits_of(said)
 
 
 class Plans:
-    """A function of an application, which can be told what to answer."""
+    """A function of an application, with settable results."""
 
     def __init__(self, **plans):
         self.plans = plans
@@ -64,7 +64,7 @@ class Plans:
 
 
 def test_an_answer_is_kept_for_its_time():
-    """Within it the function is not asked again; after it a new plan counts."""
+    """Within its time the function is not called again; after it a new plan counts."""
     clock, plans = ManualClock(), Plans(acme=TEXT)
     called = CalledOverrides(plans, 10_000_000, clock)
     assert [called.get("acme"), called.get("acme"), called.get("bob")] == [(BUCKET,), (BUCKET,), None]
@@ -79,7 +79,7 @@ def test_an_answer_is_kept_for_its_time():
 
 @pytest.mark.parametrize("failure", [RuntimeError("key acme"), "token bucket lots", 7, True])
 def test_a_function_that_fails_changes_nothing(failure, caplog):
-    """What was known of a key stands, else the rule's own limit; the log has one line, the counter all."""
+    """The known override of a key stays, else the rule's own limit; the log has one line, the counter all."""
     clock, plans = ManualClock(), Plans(acme=TEXT)
     called = CalledOverrides(plans, 1_000_000, clock)
     called.get("acme")
@@ -101,8 +101,8 @@ def test_what_is_kept_of_answers_is_bounded():
     assert not called._cached
 
 
-def test_a_clock_that_goes_back_asks_again():
-    """An answer from the future is none."""
+def test_a_clock_that_goes_back_reads_again():
+    """An entry dated in the future is not used."""
     clock, plans = ManualClock(100), Plans(acme=TEXT)
     called = CalledOverrides(plans, 1_000_000, clock)
     called.get("acme")
@@ -116,7 +116,7 @@ async def later(key):
 
 
 def test_functions_that_can_not_serve_are_refused():
-    """One that is async, none at all, and a time below zero: told when the policy is made."""
+    """A function that is async, none at all, and a time below zero: an error when the policy is made."""
     for call, remedy in ((later, "is async"), ("shop:limit_of", "write package.module:function")):
         with pytest.raises(ConfigurationError, match=remedy):
             CalledOverrides(call)
@@ -144,7 +144,7 @@ def hashed(valkey, request):
 
 
 def test_a_hash_is_read_whole_and_again(hashed, eventually):
-    """A field that is set, changed or deleted is a limit that is set, changed or gone; a request only looks into a dict."""
+    """A field that is set, changed or deleted is a limit that is set, changed or gone; a request only reads a dict."""
     hashed.client.hset(hashed.name, mapping={"acme": TEXT, "café|42": "fixed window 9/min", "vip": "unlimited"})
     found = hashed()
     assert found.ready(30)
@@ -157,7 +157,7 @@ def test_a_hash_is_read_whole_and_again(hashed, eventually):
 
 
 def test_senseless_fields_are_skipped_with_one_line_each(hashed, eventually, caplog):
-    """The line names field and text; the other fields count, and nothing is said again until the text changes."""
+    """The line names field and text; the other fields count, and nothing is logged again until the text changes."""
     hashed.client.hset(hashed.name, mapping={"acme": TEXT, "bob": "token bucket lots", "eve": "x" * 1_000, b"\xff": b"\xff"})
     found = hashed(refresh_us=10_000)
     assert found.ready(30)
@@ -182,7 +182,7 @@ def test_a_flood_of_senseless_fields_does_not_flood_the_log(hashed, caplog):
 
 
 def test_a_server_that_is_away_changes_nothing(eventually, caplog):
-    """What was known stays while Redis is gone, a request never waits, and what changed meanwhile is found when it is back."""
+    """Known overrides stay while Redis is gone, a request never waits, and changes meanwhile are found when it is back."""
     with Valkey() as server:
         with server.client() as client:
             client.hset("limits", "acme", TEXT)
@@ -202,7 +202,7 @@ def test_a_server_that_is_away_changes_nothing(eventually, caplog):
 
 
 def test_a_server_that_was_never_there_costs_no_request_anything(caplog):
-    """The rule's own limit stands."""
+    """The rule's own limit holds."""
     found = HashOverrides("redis://127.0.0.1:1", "limits", 1_000_000)
     try:
         assert found.get("acme") is None
@@ -211,8 +211,8 @@ def test_a_server_that_was_never_there_costs_no_request_anything(caplog):
         found.close()
 
 
-def test_a_key_that_is_no_hash_is_told(hashed, eventually, caplog):
-    """The server's own words are in the log."""
+def test_a_key_that_is_no_hash_is_logged(hashed, eventually, caplog):
+    """The server's own error text is in the log."""
     hashed.client.set(hashed.name, "text")
     found = hashed()
     assert found.get("acme") is None
@@ -224,8 +224,8 @@ def readers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "limitkeeper overrides"]
 
 
-def test_nothing_runs_before_it_is_asked_and_nothing_after_it_is_closed(hashed):
-    """A policy that is only checked connects to nothing; closing ends the thread, and asking again begins anew."""
+def test_no_thread_runs_before_the_first_use_nor_after_closing(hashed):
+    """A policy that is only checked connects to nothing; closing ends the thread, and the next use begins anew."""
     before = len(readers())
     found = hashed()
     assert len(readers()) == before
@@ -239,7 +239,7 @@ def test_nothing_runs_before_it_is_asked_and_nothing_after_it_is_closed(hashed):
 
 
 def test_a_reloaded_policy_goes_on_with_what_is_known(hashed):
-    """Two that read the same hash share one reader: the second knows everything at once, and survives the first."""
+    """Two that read the same hash share one reader: the second has everything at once, and survives the first."""
     hashed.client.hset(hashed.name, "acme", TEXT)
     old, before = hashed(), len(readers())
     assert old.ready(30)
@@ -251,7 +251,7 @@ def test_a_reloaded_policy_goes_on_with_what_is_known(hashed):
     assert len(readers()) == before + 1
 
 
-def test_who_reads_a_hash_again_begins_with_what_was_known(caplog):
+def test_a_second_reader_of_a_hash_begins_with_the_known_overrides(caplog):
     """Closed and made anew, as when a policy is loaded again: no request misses the overrides, though the server is away."""
     with Valkey() as server:
         with server.client() as client:
@@ -267,7 +267,7 @@ def test_who_reads_a_hash_again_begins_with_what_was_known(caplog):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_child_process_reads_for_itself(hashed):
-    """After a fork the child knows what the parent knew, and hears of changes by a thread of its own."""
+    """After a fork the child has the parent's overrides, and reads changes in a thread of its own."""
     hashed.client.hset(hashed.name, "acme", TEXT)
     found = hashed()
     assert found.ready(30)
@@ -293,7 +293,7 @@ def test_a_child_process_reads_for_itself(hashed):
 
 
 def test_the_url_of_the_store_serves(valkey):
-    """What is wrapped around a store there means nothing here."""
+    """Wrappers around a store in the policy have no effect here."""
     found = HashOverrides(f"{valkey.url}/0?guard=local&share=1/4&timeout=30s", "limits")
     assert found.ready(30)
     found.close()
@@ -308,14 +308,14 @@ def test_the_url_of_the_store_serves(valkey):
         ("redis://localhost:port", "limits", 5_000_000, "port"),
     ],
 )
-def test_a_mistake_in_words_is_told_at_once(url, name, refresh_us, remedy):
-    """When the policy is made, not in a thread that nobody watches."""
+def test_a_mistake_in_the_arguments_is_raised_at_once(url, name, refresh_us, remedy):
+    """When the policy is made, not in a background thread."""
     with pytest.raises(ConfigurationError, match=remedy):
         HashOverrides(url, name, refresh_us)
 
 
 def test_without_a_client_the_extra_is_named(monkeypatch):
-    """Whoever names a hash in Redis is told what to install."""
+    """Naming a hash in Redis without the client library is an error that names the extra."""
     from limitkeeper.stores.redis import resp
 
     monkeypatch.setattr(resp, "hiredis", None)
@@ -324,7 +324,7 @@ def test_without_a_client_the_extra_is_named(monkeypatch):
 
 
 def test_every_reader_is_gone():
-    """What the tests of this file began has ended."""
+    """All threads of the tests of this file have ended."""
     assert application_overrides._readers == {}
     assert logging.getLogger("limitkeeper") is application_overrides.log
 
@@ -360,8 +360,8 @@ def test_a_plan_that_is_bought_needs_no_deploy(hashed, valkey, eventually):
     assert application_overrides._readers == {}
 
 
-def test_a_function_says_limits_of_a_rule():
-    """What it says of a key counts for that key only."""
+def test_a_function_gives_limits_of_a_rule():
+    """Its limit for a key counts for that key only."""
     policy = Policy.of(
         identify={"partner": {"header": "X-Api-Key"}},
         limits=[

@@ -1,4 +1,4 @@
-"""A limit of 0 in a policy ("blocked", "0/s") refuses every request, for ever, and asks no store."""
+"""A limit of 0 in a policy ("blocked", "0/s") refuses every request, for ever, without a call of the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def gate(rule: str) -> Gate:
 
 @pytest.mark.parametrize("text", ["blocked", "0/s", "0 per minute", "fixed window 0/min", "0 / 5 min", "Blocked"])
 def test_a_rule_of_zero_refuses_every_request(text):
-    """The rule refuses with 429 and never says when to retry; the store stays empty."""
+    """The rule refuses with 429 and without a retry time; the store stays empty."""
     closed = gate(f"{{name: beta, match: GET /beta, key: ip, limit: {text}}}")
     for _ in range(2):
         asked = closed.ask(WrittenRequest("GET", "/beta"))
@@ -52,7 +52,7 @@ def test_the_value_is_the_same_however_it_is_written():
     assert Policy.of(limits=[{"name": "a", "limit": "blocked"}]) == Policy.of(limits=[{"name": "a", "limit": "0 per day"}])
 
 
-def test_checks_know_that_a_blocked_limit_has_no_size():
+def test_checks_treat_a_blocked_limit_as_without_a_size():
     """A cost of any size is no error under a limit of 0, and shadow mode is an error."""
     policy = Policy.of(limits=[{"name": "a", "key": "ip", "limit": "0/s", "cost": 5}])
     assert str(policy.rules[0].limit[0]) == "blocked"
@@ -61,7 +61,7 @@ def test_checks_know_that_a_blocked_limit_has_no_size():
 
 
 def test_a_blocked_rule_cuts_no_burst(tmp_path):
-    """`check` does not say that a rule which refuses everything cuts the burst of another one to 1."""
+    """`check` has no warning that a rule which refuses everything cuts the burst of another one to 1."""
     path = tmp_path / "policy.yaml"
     path.write_text("limits: [{name: closed, key: ip, limit: 0/s}, {name: open, key: ip, limit: 5/s burst 10}]\n")
     assert not examine(path)[1].diagnostics()
@@ -98,7 +98,7 @@ def test_an_explanation_names_the_rule_that_refuses(rules, verdict):
     assert f"{refusal.rule.name} with {refusal.status}" == verdict
 
 
-def test_an_explanation_knows_a_key_that_an_operator_blocks():
+def test_an_explanation_shows_a_key_that_an_operator_blocks():
     """A key is refused with 429 also where its rule is in shadow mode or counts requests at a time."""
     for rule in ("{name: a, key: ip, limit: 5/s, on_refusal: shadow}", "{name: a, key: ip, concurrent: 3}"):
         asked = gate(rule)
@@ -122,7 +122,7 @@ def test_a_list_with_a_blocked_limit_is_blocked(limit):
 
 @pytest.mark.parametrize("value", ["0/s", "fixed window 0/min", "blocked", "0", ["5/s", "blocked"], ("0/s",)])
 def test_a_limit_of_zero_at_run_time(value):
-    """The application and operators block a key in the words of the file."""
+    """The application and operators block a key with the syntax of the file."""
     rule = {"name": "a", "key": "ip", "limit": "9/s", "overrides": {"call": lambda key: value}}
     asked = Gate(Policy.of(limits=[rule]), store=MemoryStore(clock=ManualClock()))
     assert not asked.ask(WrittenRequest("GET", "/")).allowed

@@ -57,13 +57,13 @@ def test_the_keys_of_a_rule_are_listed(keys):
 
 
 def test_control_characters_of_keys_are_shown_as_escapes(keys):
-    """A client chooses its key; the terminal of an operator must not obey it."""
+    """A client chooses its key; its control characters must not reach an operator's terminal."""
     ask(**{"a\x1b[2J\r\n\u202eb": 1})
     assert keys("list", "api")[1].startswith("user:a\\x1b[2J \\u202eb  ")
 
 
 def test_a_list_is_bounded_and_filtered(keys):
-    """--first bounds the list and says how many are left out; --match filters by pattern."""
+    """--first bounds the list and prints how many are left out; --match filters by pattern."""
     ask(a=1, b=2, c=3)
     assert keys("list", "api", "--first", "1")[1].splitlines()[1:] == ["and 2 more; see --first and --match"]
     assert [one["key"] for one in json.loads(keys("list", "api", "--match", "user:[ab]", "--json")[1])] == ["user:b", "user:a"]
@@ -104,7 +104,7 @@ def test_an_override_at_run_time_is_shown_and_reset(keys):
 
 
 def test_mistakes(keys, capsys):
-    """An unknown rule, a store in the memory of another process and a missing policy are errors that say what to write."""
+    """An unknown rule, a store in the memory of another process and a missing policy are errors with the remedy."""
     for words, message in (
         (("list", "apx"), "the policy 'limitkeeper' has no rule 'apx'; it has: api, both"),
         (("list", "api", "--store", "memory://"), "are in the memory of their process; write --store URL"),

@@ -106,8 +106,8 @@ def test_check_as_json(written, capsys):
 
 @pytest.mark.parametrize("source", ["key_file: keys/jwt.pub", "key_env: LIMITKEEPER_NO_SUCH_KEY"])
 def test_a_missing_key_is_a_warning(written, capsys, source):
-    """A key that is only where the application runs is a warning for check, an error with --strict, and an error for the
-    application; explain takes the identity as it is given, and no token is valid."""
+    """A key that exists only where the application runs is a warning for check, an error with --strict, and an error for the
+    application; explain takes the identity as given, and no token is valid."""
     identify = f"identify: {{user: {{jwt: {{claim: sub, {source}, algorithms: [RS256]}}}}}}"
     file = written(f"{identify}\nlimits: [{{name: a, key: user, limit: 5/s}}]\n")
     assert main(["policy", "check", file]) == 0
@@ -205,7 +205,7 @@ does not apply:
 """
 
 
-def test_explain_says_which_rules_keys_and_limits(capsys):
+def test_explain_shows_rules_keys_and_limits(capsys):
     """Explaining the sample shows every rule: its key, its limit, what remains, or why it does not apply."""
     request = "POST /checkout user=42 ip=10.0.0.1 header:X-Tenant=acme"
     assert main(["policy", "explain", SHOP, "--request", request]) == 0
@@ -230,7 +230,7 @@ def test_explain_as_json(capsys):
     assert found["allowed"] is True
 
 
-def test_explain_says_why_a_limit_holds(capsys):
+def test_explain_shows_why_a_limit_holds(capsys):
     """An override and a tier are named beside the limit that they chose."""
     assert main(["policy", "explain", SHOP, "--request", "GET / user=42 plan=pro partner=acme-corp"]) == 0
     out = capsys.readouterr().out
@@ -238,7 +238,7 @@ def test_explain_says_why_a_limit_holds(capsys):
     assert "token bucket 100/s burst 200 (plan = pro)" in out
 
 
-def test_explain_knows_exemptions(capsys):
+def test_explain_shows_exemptions(capsys):
     """An exempt path and an exempt network are named as the reason of every rule."""
     for request in ("GET /healthz", "GET /products ip=10.1.2.3", "GET /products peer=10.1.2.3"):
         found = explained(capsys, SHOP, "--request", request)
@@ -247,7 +247,7 @@ def test_explain_knows_exemptions(capsys):
 
 
 def test_explain_reads_headers_queries_cookies_and_hosts(written, capsys):
-    """Parts of a request line reach the identities and rules that look at them."""
+    """Parts of a request line reach the identities and rules that use them."""
     file = written("""
 identify: {tenant: {header: X-Tenant}, key: {query: api_key}, session: {cookie: sid}, order: {path: order_id}}
 limits:
@@ -436,7 +436,7 @@ def test_the_verdict_is_what_would_happen(action, verdict):
     ],
 )
 def test_explain_honours_exemptions_of_the_address_that_is_given(written, capsys, request_line, allowed):
-    """`ip=` is the client's address for everything that asks for it: exempt networks and classes of networks, not only keys."""
+    """`ip=` is the client's address for everything that uses it: exempt networks and classes of networks, not only keys."""
     file = written("""
         identify:
           ip: {client_ip: {trusted_proxies: [10.9.0.0/16]}}

@@ -56,7 +56,7 @@ def diff(tmp_path, monkeypatch, capsys):
 
 
 def test_changes_with_the_requests_that_they_concern(diff):
-    """Added, removed and changed rules are shown with their requests; what only looks different is not."""
+    """Added, removed and changed rules are shown with their requests; equivalent spellings are not."""
     code, out = diff(OLD, NEW)
     assert code == 0
     assert (

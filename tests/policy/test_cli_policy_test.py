@@ -47,7 +47,7 @@ def test_the_starting_policy_is_valid(tmp_path, monkeypatch, capsys):
 
 
 def test_init_overwrites_nothing_without_force(tmp_path, capsys):
-    """`policy init` refuses to overwrite a file, and says how to; --force does it."""
+    """`policy init` refuses to overwrite a file, with the remedy in the error: --force."""
     file = tmp_path / "mine.yaml"
     file.write_text("limits: []\n")
     assert main(["policy", "init", str(file)]) == 2
@@ -88,7 +88,7 @@ def test_steps_that_hold(run):
     ],
 )
 def test_a_failed_step_is_shown_with_its_line(run, expected, found):
-    """Every part of an expectation can fail; the message has the line, the test, and what was expected and found."""
+    """Every part of an expectation can fail; the message has the line, the test, and the expected and the actual value."""
     code, out = run("{request: POST /checkout user=42, times: 10}", f"{{request: POST /checkout user=42, {expected}}}")
     assert code == 1
     assert out[0] == f"one.yaml:6:19: error: one: {found}"
@@ -96,7 +96,7 @@ def test_a_failed_step_is_shown_with_its_line(run, expected, found):
     assert out[-1] == "one.yaml: 1 test, 1 failed"
 
 
-def test_a_repeated_request_says_which_one_failed(run):
+def test_a_repeated_request_reports_the_one_that_failed(run):
     """Of the requests of one step, the first that fails is named; later steps run all the same."""
     _, out = run("{request: POST /checkout user=42, times: 12}", "{request: GET / user=42, refused_by: checkout}")
     assert "request 11 of 12: expected allowed" in out[0]
@@ -104,7 +104,7 @@ def test_a_repeated_request_says_which_one_failed(run):
 
 
 def test_each_test_starts_with_an_empty_store(tmp_path, run, capsys):
-    """Tests do not see each other's requests, and only the failing one is reported as failed."""
+    """Tests are isolated from each other, and only the failing one is reported as failed."""
     times = {"a": 10, "b": 10, "c": 11}
     tests = [f"{{name: {name}, steps: [{{request: POST /checkout user=42, times: {n}}}]}}" for name, n in times.items()]
     text = f"policy: limitkeeper.yaml\ntests: [{', '.join(tests)}]\n"

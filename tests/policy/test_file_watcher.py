@@ -1,4 +1,4 @@
-"""A file that is watched: every change is noticed, nothing else is, and mistakes are logged once."""
+"""The watch of a file: every change is noticed, nothing else is, and mistakes are logged once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def file(tmp_path) -> Path:
 
 @pytest.fixture
 def watched(file):
-    """Watches a file from its text at the beginning; `seen` are its contents whenever a change was told."""
+    """Watches a file from its text at the beginning; `seen` are its contents at each reported change."""
     begun = []
 
     class Watched:
@@ -57,7 +57,7 @@ def replaced(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("write", [Path.write_text, replaced], ids=["in place", "renamed over"])
-def test_a_change_is_told(watched, file, eventually, write):
+def test_a_change_is_reported(watched, file, eventually, write):
     """However it is saved, and however often."""
     received = watched()
     for text in ("two", "three", "four, longer"):
@@ -66,7 +66,7 @@ def test_a_change_is_told(watched, file, eventually, write):
     assert received.seen == ["two", "three", "four, longer"]
 
 
-def test_what_is_no_change_is_not_told(watched, file):
+def test_an_unchanged_file_is_not_reported(watched, file):
     """Touched, or written again with the same text: nothing has changed."""
     received = watched()
     for _ in range(3):
@@ -77,7 +77,7 @@ def test_what_is_no_change_is_not_told(watched, file):
     assert received.seen == []
 
 
-def test_a_change_of_the_same_length_at_the_same_moment_is_told(watched, file, eventually):
+def test_a_change_of_the_same_length_at_the_same_moment_is_reported(watched, file, eventually):
     """A file may change twice within one tick of the clock that dates it: a recent one is read again."""
     received = watched()
     replaced(file, "two")
@@ -90,7 +90,7 @@ def test_a_change_of_the_same_length_at_the_same_moment_is_told(watched, file, e
 
 
 def test_a_file_that_goes_away_and_comes_back(watched, file, eventually, caplog):
-    """Gone, it changes nothing and is told of once; back with the same text neither; with another, it has changed."""
+    """A missing file is no change and is logged once; back with the same text it is no change either, with another it is."""
     received = watched()
     file.unlink()
     eventually(lambda: "is missing" in caplog.text)
@@ -105,14 +105,14 @@ def test_a_file_that_goes_away_and_comes_back(watched, file, eventually, caplog)
 
 
 def test_a_file_that_comes_later_is_a_change(watched, tmp_path, eventually):
-    """It may not be there yet when the watch begins."""
+    """The file may not exist yet when the watch begins."""
     received = watched(tmp_path / "later.yaml")
     (tmp_path / "later.yaml").write_text("here")
     eventually(lambda: received.seen == ["here"])
 
 
 def test_a_swapped_link_is_a_change(watched, tmp_path, eventually):
-    """As Kubernetes delivers ConfigMaps: the file is a link into a linked folder, and that link is swapped."""
+    """The file is a link into a linked folder, and that link is swapped, as Kubernetes delivers ConfigMaps."""
     for version in ("one", "two"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "limitkeeper.yaml").write_text(version)
@@ -125,7 +125,7 @@ def test_a_swapped_link_is_a_change(watched, tmp_path, eventually):
 
 
 def test_a_file_that_is_being_written_is_waited_for(watched, file, eventually, monkeypatch):
-    """Half a file is not told of while the other half is on its way."""
+    """Half a file is not reported while the other half is still being written."""
     monkeypatch.setattr(watching, "SETTLED", 5.0)  # longer than any machine stalls between two lines
     received = watched()
     with open(file, "w") as slow:
@@ -138,7 +138,7 @@ def test_a_file_that_is_being_written_is_waited_for(watched, file, eventually, m
 
 
 def test_other_files_are_watched_too(watched, file, tmp_path, eventually):
-    """A key that the policy names is part of it."""
+    """A key file that the policy names is part of it."""
     key = tmp_path / "jwt.pub"
     replaced(key, "key 1")
     received = watched(more=lambda: [key])
@@ -193,7 +193,7 @@ def test_a_folder_changes_with_the_names_in_it(tmp_path, eventually):
         watch.stop()
 
 
-def test_a_listener_that_raises_is_logged_and_told_of_the_next_change(file, eventually, caplog):
+def test_a_listener_that_raises_is_logged_and_called_at_the_next_change(file, eventually, caplog):
     """The watch goes on."""
     seen = []
 
@@ -212,8 +212,8 @@ def test_a_listener_that_raises_is_logged_and_told_of_the_next_change(file, even
     assert "could not be loaded" in caplog.text
 
 
-def test_a_watch_that_is_stopped_hears_nothing(watched, file):
-    """Its thread has ended; stopping twice is stopping."""
+def test_a_stopped_watch_reports_nothing(watched, file):
+    """Its thread has ended; a second stop does nothing."""
     received = watched()
     received.watch.stop()
     received.watch.stop()
@@ -224,7 +224,7 @@ def test_a_watch_that_is_stopped_hears_nothing(watched, file):
 
 
 def test_threads_and_times_come_from_what_it_is_given(watched, file, eventually):
-    """So that a simulator can drive it: nothing is started, waited for or dated in another way."""
+    """A simulator can drive it: nothing is started, waited for or dated in another way."""
     started, paused, dated = [], [], []
 
     def start(target, name):
@@ -240,7 +240,7 @@ def test_threads_and_times_come_from_what_it_is_given(watched, file, eventually)
 
 
 def test_a_program_may_change_its_folder(watched, file, eventually, monkeypatch, tmp_path):
-    """A relative path is the one it was when the watch began."""
+    """A relative path is resolved when the watch begins."""
     monkeypatch.chdir(tmp_path)
     seen: list[str] = []
     watch = FileWatcher("limitkeeper.yaml", lambda: seen.append("changed"), SOON)
@@ -253,7 +253,7 @@ def test_a_program_may_change_its_folder(watched, file, eventually, monkeypatch,
 
 
 def test_an_interval_of_nothing_is_refused(file):
-    """A file is not looked at all the time."""
+    """The file is not read continuously."""
     with pytest.raises(ConfigurationError, match="at least 10ms"):
         FileWatcher(file, lambda: None, 0)
 
@@ -262,8 +262,8 @@ hanging_up = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs SIG
 
 
 @hanging_up
-def test_sighup_loads_at_once_and_whoever_listened_before_hears_it_too(file, eventually):
-    """Even when nothing changed; afterwards the signal belongs to whom it belonged."""
+def test_sighup_loads_at_once_and_calls_the_earlier_handler_too(file, eventually):
+    """Even without a change; afterwards the earlier handler is restored."""
     heard, seen = [], []
     before = signal.signal(signal.SIGHUP, lambda number, frame: heard.append(number))
     mine = signal.getsignal(signal.SIGHUP)
@@ -280,8 +280,8 @@ def test_sighup_loads_at_once_and_whoever_listened_before_hears_it_too(file, eve
 
 
 @hanging_up
-def test_several_watches_hear_one_signal(file, eventually):
-    """Stopped in whatever order, none takes the signal from another, and nobody is ended by it."""
+def test_several_watches_receive_one_signal(file, eventually):
+    """Stopped in whatever order, none takes the signal from another, and the process is not ended by it."""
     before = signal.getsignal(signal.SIGHUP)
     seen: list[str] = []
     one = FileWatcher(file, lambda: seen.append("one"), "1h", hang_up=True)
@@ -302,7 +302,7 @@ def test_several_watches_hear_one_signal(file, eventually):
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "open"])
 def test_a_program_ends_with_its_terminal(file, tmp_path, closed):
-    """SIGHUP from a window that was closed ends a program as ever; from anybody else it loads the file."""
+    """SIGHUP from a closed terminal ends a program as usual; from any other sender it loads the file."""
     code = f"""
 import os, signal, threading
 from limitkeeper.policy.file_watcher import FileWatcher
@@ -332,7 +332,7 @@ os._exit(7 if any(loaded.wait(0.1) for _ in range(600)) else 8)
 
 
 def test_without_the_main_thread_there_is_no_signal(file):
-    """Elsewhere signals can't be listened to: the watch says so and watches."""
+    """In other threads signals can't be handled: the watch logs that and goes on."""
     made: list[FileWatcher] = []
     thread = threading.Thread(target=lambda: made.append(FileWatcher(file, lambda: None, SOON, hang_up=True)))
     thread.start()
@@ -344,7 +344,7 @@ def test_without_the_main_thread_there_is_no_signal(file):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_child_process_watches_for_itself(watched, file):
-    """Workers that are forked from a process with a policy hear of changes, each in a thread of its own."""
+    """Workers that are forked from a process with a policy notice changes, each in a thread of its own."""
     received = watched()
     child = os.fork()
     if child == 0:
@@ -373,7 +373,7 @@ limits:
 
 @pytest.fixture
 def gate(file):
-    """A gate on a policy file that is watched."""
+    """A gate on a watched policy file."""
     replaced(file, POLICY.format(limit="fixed window 3/min"))
     with Gate(file, store=MemoryStore(clock=ManualClock())) as gate:
         gate.watch(SOON)
@@ -385,7 +385,7 @@ def passed(gate: Gate, times: int) -> list[bool]:
 
 
 def test_a_policy_that_loads_is_enforced_and_one_that_does_not_is_refused(gate, file, eventually):
-    """Each mistake once, with its line; the old policy stays until a good one comes, and what was used stays used."""
+    """Each mistake once, with its line; the old policy stays until a valid one comes, and charges are kept."""
     refused = []
     gate.events.on("reload refused", lambda event: refused.append(str(event.error)))
     assert passed(gate, 3) == [True, True, True]
@@ -402,8 +402,8 @@ def test_a_policy_that_loads_is_enforced_and_one_that_does_not_is_refused(gate, 
 
 
 @hanging_up
-def test_a_gate_hears_sighup(file, eventually):
-    """The file is loaded at once; a gate that is closed listens no more."""
+def test_a_gate_handles_sighup(file, eventually):
+    """The file is loaded at once; a closed gate no longer handles the signal."""
     before = signal.getsignal(signal.SIGHUP)
     replaced(file, POLICY.format(limit="fixed window 3/min"))
     with Gate(file, store=MemoryStore(clock=ManualClock())) as gate:
@@ -416,7 +416,7 @@ def test_a_gate_hears_sighup(file, eventually):
 
 
 def test_a_file_that_is_gone_leaves_the_gate_as_it_is(gate, file, eventually, caplog):
-    """Neither refused nor reloaded: it is said in the log, once."""
+    """Neither refused nor reloaded: it is logged, once."""
     file.unlink()
     eventually(lambda: "is missing" in caplog.text)
     assert passed(gate, 4) == [True, True, True, False]
@@ -424,7 +424,7 @@ def test_a_file_that_is_gone_leaves_the_gate_as_it_is(gate, file, eventually, ca
 
 
 def test_a_key_file_is_part_of_the_policy(file, tmp_path, eventually):
-    """What the policy says that it was read from is watched too."""
+    """The files that the policy was read from are watched too."""
     key = tmp_path / "jwt.key"
     replaced(key, "a secret of thirty-two bytes, or more")
     replaced(file, POLICY.format(limit="fixed window 3/min"))
@@ -436,13 +436,13 @@ def test_a_key_file_is_part_of_the_policy(file, tmp_path, eventually):
 
 
 def test_a_policy_from_no_file_can_not_be_watched():
-    """It is told, with what to write."""
+    """The error names the right form."""
     with Gate(Policy(), store=MemoryStore()) as gate, pytest.raises(ConfigurationError, match=r"use Policy.load\(path\)"):
         gate.watch()
 
 
 def test_a_key_that_comes_later_than_the_file_that_names_it_is_taken(file, tmp_path, eventually):
-    """A new version names a key that is not there yet: it is refused, once, and tried again when the key has come."""
+    """A new version names a key file that does not exist yet: it is refused, once, and tried again when the file exists."""
     file.write_text("limits: [{name: a, key: ip, limit: 1/s}]")
     with Gate(Policy.load(file), store=MemoryStore()) as gate:
         gate.watch(SOON)

@@ -1,4 +1,4 @@
-"""A watched policy behind real servers: forked workers all hear of a new file, and SIGHUP reaches a server in its event loop."""
+"""A watched policy behind real servers: all forked workers load a new file, and SIGHUP reaches a server in its event loop."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def served(folder: Path, source: str, *command: str) -> Iterator[tuple[subproces
 
 
 def limits_seen(url: str, wanted: str, workers: int, log: Path) -> None:
-    """Asks until so many workers have answered under the limit that is wanted, and none under another since."""
+    """Sends requests until so many workers have answered under the expected limit, and none under another since."""
     found: dict[str, str] = {}
     end = time.monotonic() + 90
     while len(found) < workers or set(found.values()) != {wanted}:
@@ -84,15 +84,15 @@ def limits_seen(url: str, wanted: str, workers: int, log: Path) -> None:
 
 
 def asked(url: str) -> httpx.Response | None:
-    """An answer; None while nobody listens yet."""
+    """A response; None while no server listens yet."""
     try:
         return httpx.get(url, headers={"Connection": "close"})
     except httpx.TransportError:
         return None
 
 
-def test_every_forked_worker_hears_of_a_new_file(tmp_path):
-    """gunicorn loads the application once and forks: each of its workers goes on watching."""
+def test_every_forked_worker_loads_a_new_file(tmp_path):
+    """gunicorn loads the application once and forks: each of its workers continues the watch."""
     words = ["gunicorn", "--preload", "-w", "2", "--threads", "2", "-b", "127.0.0.1:{port}", "served:app"]
     with served(tmp_path, WSGI, *words) as (_, url):
         limits_seen(url, "100000", 2, tmp_path / "log")
@@ -101,7 +101,7 @@ def test_every_forked_worker_hears_of_a_new_file(tmp_path):
 
 
 def test_sighup_reaches_a_server_in_its_loop(tmp_path):
-    """uvicorn, a watch that would look in an hour, a signal: the next request is decided by the new file."""
+    """uvicorn, a watch with an interval of an hour, a signal: the next request is decided by the new file."""
     with served(tmp_path, ASGI, "uvicorn", "--port", "{port}", "--log-level", "warning", "served:app") as (process, url):
         limits_seen(url, "100000", 1, tmp_path / "log")
         (tmp_path / "limitkeeper.yaml").write_text(POLICY.format(count=200_000))

@@ -155,7 +155,7 @@ def test_every_reason_of_a_refusal_has_a_grpc_reason():
 
 
 def test_a_hit_by_the_name_of_the_rule():
-    """The service decides hits, peeks and refunds of a capacity by name; a reservation says that it can't be made."""
+    """The service decides hits, peeks and refunds of a capacity by name; a reservation is an error, since it can't be made."""
     from limitkeeper.policy.calls_by_rule_name import hit_rules, peek_rule, reserve_rule
     from limitkeeper.stores.sans_io import run
 
@@ -230,7 +230,7 @@ def test_while_the_store_fails_the_rule_decides(action, passed, status):
     ],
 )
 def test_what_can_not_be_divided_is_an_error(options, message):
-    """Guarantees above the capacity, and options that are about one key, name the mistake."""
+    """Guarantees above the capacity, and options for one key, are errors that name the mistake."""
     with pytest.raises(PolicyError, match=message):
         policy({**SHARED, **options})
 
@@ -242,7 +242,7 @@ def test_a_guarantee_without_a_capacity_is_an_error():
 
 
 def test_explained(tmp_path, capsys):
-    """`limitkeeper policy explain` shows what the capacity promises to the key of a request."""
+    """`limitkeeper policy explain` shows the guarantee of the capacity for the key of a request."""
     from limitkeeper.cli import main
 
     path = tmp_path / "policy.yaml"
@@ -271,7 +271,7 @@ def test_an_open_limit_does_not_open_the_capacity(action, passed, mode):
 
 
 def test_a_refusal_is_counted_once():
-    """A request that only a capacity limits is counted once, and no rule in shadow mode is asked about a refused one."""
+    """A request that only a capacity limits is counted once, and no rule in shadow mode is evaluated for a refused one."""
     one = gate(SHARED, {"name": "tried", "limit": "1000/h", "on_refusal": "shadow"})
     passed = admitted(one, "ann", 500)
     counted = one.snapshot()

@@ -1,4 +1,4 @@
-"""Features of a policy two at a time: neither makes the other a lie."""
+"""Features of a policy two at a time: each works as it does alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ limits: [{name: tenant, match: "/t/{tenant_id}/**", key: tenant, limit: fixed wi
 
 @pytest.mark.parametrize("mode", MODES)
 def test_shutting_out_by_a_part_of_the_path_leaves_the_other_rules_as_they_are(mode):
-    """Once somebody is shut out, keys that the path tells are still there: he stays out, and others are limited as before."""
+    """While a client is in the penalty box, keys from the path still exist: it stays out, and others are limited as before."""
     gate = gate_of(TENANTS)
     answers = [received(gate, WrittenRequest("GET", "/t/one/x", peer="192.0.2.1"), mode) for _ in range(8)]
     assert [answer.allowed for answer in answers] == [True] * 3 + [False] * 5
@@ -48,7 +48,7 @@ BYTES = "limits: [{name: bytes, key: ip, limit: fixed window 100/day, cost: {res
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_response_that_crosses_the_mark_alerts(mode):
-    """Spending that is known when the response has gone is told of when it crosses the mark: once."""
+    """Spending that is known when the response has ended causes an alert when it crosses the mark: once."""
     gate, heard = gate_of(BYTES), []
     gate.events.on("alert", heard.append)
     alerts = []
@@ -82,7 +82,7 @@ def test_a_rule_without_a_mark_does_not_alert_of_a_response_of_known_size():
 
 
 def test_a_request_that_crosses_the_mark_alerts_once_with_its_response():
-    """What the estimate crossed is not told of again when the rest is charged."""
+    """A mark that the estimate crossed causes no second alert when the rest is charged."""
     gate = gate_of(BYTES.replace("{response: 1kB}", "{response: 1kB, estimate: 80}"))
     gate.ask(WrittenRequest()).settle(200, 90_000)
     assert gate.snapshot().rules[0].alerts == 1
@@ -105,7 +105,7 @@ def test_a_rule_in_shadow_counts_what_it_will_count_in_earnest(mode, more):
 
 
 def test_a_function_that_judges_outcomes_is_given_the_facts_in_shadow_too():
-    """Where nothing but a rule in shadow is meant, its function still sees whose outcome it is."""
+    """Where only a rule in shadow applies, its function still gets the outcome's request."""
     seen = []
     rule = {"name": "a", "key": "ip", "limit": "5/min", "on_refusal": "shadow", "charge": lambda s, f: seen.append((s, f.path))}
     with Gate(Policy.of(limits=[rule]), store=MemoryStore()) as gate:
@@ -114,14 +114,14 @@ def test_a_function_that_judges_outcomes_is_given_the_facts_in_shadow_too():
 
 
 class Broken(MemoryStore):
-    """A store near by that has stopped answering."""
+    """A local store that has stopped answering."""
 
     def decide(self, *args, **kwargs):
         raise StoreUnavailable("gone")
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_repetition_that_nobody_can_look_for_is_answered_as_its_rule_says(mode):
+def test_a_repetition_that_can_not_be_looked_up_is_answered_by_its_on_failure(mode):
     """A rule that is closed when the store fails is closed to requests with an idempotency key too."""
     gate = gate_of("limits: [{name: a, key: ip, limit: 5/min, once: Idempotency-Key, on_failure: closed}]", Broken())
     evaluation = received(gate, WrittenRequest(headers={"Idempotency-Key": "k"}), mode)
@@ -130,7 +130,7 @@ def test_a_repetition_that_nobody_can_look_for_is_answered_as_its_rule_says(mode
 
 
 def test_what_was_charged_in_one_store_goes_back_to_it():
-    """A version with another store forgives nobody in the new one what the old one had charged."""
+    """A version with another store does not forgive clients what the old one had charged."""
     said = 'name: a\nstore: "memory://{}"\nlimits: [{{name: x, key: ip, limit: fixed window 5/day, charge: {{status: [401]}}}}]'
     with Gate(Policy.read(said.format(""))) as gate:
         old = [gate.ask(WrittenRequest()) for _ in range(5)]
@@ -145,11 +145,11 @@ def test_what_was_charged_in_one_store_goes_back_to_it():
 
 
 def client_of(facts):
-    """What an application knows of the client's address."""
+    """The application's value of the client's address."""
     return facts.header("x-client")
 
 
-def test_an_address_that_the_application_tells_is_the_one_that_networks_hold():
+def test_an_address_from_the_application_is_matched_against_networks():
     """`ip: {call: …}` is the client's address for classes, exemptions and overrides, not only for keys."""
     policy = Policy.of(
         identify={
@@ -164,19 +164,19 @@ def test_an_address_that_the_application_tells_is_the_one_that_networks_hold():
     )
     with Gate(policy, store=MemoryStore()) as gate:
 
-        def says(client, peer="10.9.0.1", **headers):
+        def status_of(client, peer="10.9.0.1", **headers):
             (one,) = gate.explain(WrittenRequest(peer=peer, headers={"X-Client": client, **headers}))
             return one.reason or str(one.entries[0].named.limit)
 
-        assert says("192.0.2.1") == "token bucket 5/s burst 5"
-        assert says("192.0.2.9") == "token bucket 9/s burst 9"
-        assert says("192.0.2.1", user="192.0.2.9") == "token bucket 5/s burst 5"  # nobody borrows an address
-        assert says("10.1.0.1") == "class is inside, not outside"
-        assert says("10.9.0.7", peer="192.0.2.1") == "the request is exempt"
+        assert status_of("192.0.2.1") == "token bucket 5/s burst 5"
+        assert status_of("192.0.2.9") == "token bucket 9/s burst 9"
+        assert status_of("192.0.2.1", user="192.0.2.9") == "token bucket 5/s burst 5"  # no client gets another one's address
+        assert status_of("10.1.0.1") == "class is inside, not outside"
+        assert status_of("10.9.0.7", peer="192.0.2.1") == "the request is exempt"
 
 
 def test_a_function_that_would_have_to_be_awaited_is_refused_when_the_gate_is_made():
-    """A decision does not wait for a coroutine, whichever word names it; a handler may be one."""
+    """A decision does not await a coroutine, in whichever field; a handler may be one."""
 
     async def later(*args):
         return 1
@@ -188,7 +188,7 @@ def test_a_function_that_would_have_to_be_awaited_is_refused_when_the_gate_is_ma
 
 
 def test_versions_that_come_at_once_follow_each_other():
-    """Many threads reload: in the end compiled and store belong to one version, and all were counted."""
+    """Many threads reload: in the end policy and store belong to one version, and all reloads were counted."""
     versions = [
         Policy.read(f"store: memory://?max_keys={n}\nlimits: [{{name: a, key: ip, limit: {n}/s}}]") for n in range(100, 104)
     ]
@@ -218,7 +218,7 @@ def test_what_ends_after_a_reload_is_counted():
 
 
 def test_an_override_may_be_said_of_one_identity_only():
-    """Whoever calls himself like a partner has the partner's limit only where the override does not say whose it is."""
+    """A user named like a partner has the partner's limit only where the override does not name the identity."""
     policy = Policy.of(
         identify={"partner": {"header": "X-Key"}, "user": {"header": "X-User"}},
         limits=[{"name": "a", "key": "partner | user", "limit": "5/s", "override": {"partner:acme": "9/s", "initech": "8/s"}}],
@@ -234,7 +234,7 @@ def test_an_override_may_be_said_of_one_identity_only():
 
 @pytest.mark.parametrize("mode", ["ask", "aask"])
 def test_a_store_that_fails_leaves_nothing_of_a_rule_in_shadow_to_settle(mode):
-    """What was never asked is not given back, whatever the response says."""
+    """A charge that was never made is not given back, whatever the response is."""
     store = WrappedStore(MemoryStore(clock=ManualClock(0)), local=mode == "ask")
     said = {"key": "ip", "limit": "fixed window 5/min", "charge": {"status": [401]}}
     policy = Policy.of(budget="10s", limits=[{"name": "real", **said}, {"name": "trial", **said, "on_refusal": "shadow"}])

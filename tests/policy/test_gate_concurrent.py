@@ -65,7 +65,7 @@ def test_per_key():
 
 
 def test_beside_a_limit():
-    """A rule may have both: the rate stays charged when a request ends, its place does not."""
+    """A rule may have both: the rate stays charged when a request ends, its place is released."""
     both = gate(rule("both", "fixed window 3/min", concurrent=SlidingWindowLog("1/min")))
     first = asked(both, request())
     refused = asked(both, request())
@@ -78,7 +78,7 @@ def test_beside_a_limit():
 
 
 def test_the_longer_retry_of_two_rules():
-    """Where a rate refuses too, the time to retry is the rate's: how long places are held says nothing."""
+    """Where a rate refuses too, the time to retry is the rate's: how long places are held is unknown."""
     clock = ManualClock(NOON)
     two = gate(rule("rate", "fixed window 1/min"), rule("busy", (), concurrent=SlidingWindowLog("1/h")), clock=clock)
     assert asked(two, request()).allowed
@@ -97,12 +97,12 @@ def test_a_lost_request_counts_until_its_hold_ends():
     clock.advance(0.000_001)
     second = asked(busy, request())
     assert second.allowed
-    lost.settle(200)  # too late: it takes nobody's place
+    lost.settle(200)  # too late: it releases no other request's place
     assert not asked(busy, request()).allowed
 
 
 def test_shadow():
-    """In shadow mode requests are counted and let pass."""
+    """In shadow mode requests are counted and admitted."""
     from limitkeeper.policy.model import SHADOW, OnRefusal
 
     busy = gate(rule("busy", (), concurrent=SlidingWindowLog("1/min"), on_refusal=OnRefusal(SHADOW)))
@@ -143,14 +143,14 @@ limits:
     ],
 )
 def test_invalid_rules(fields, message):
-    """What does not fit a number of requests at a time is refused, with the reason."""
+    """A value that is no number of requests at a time is refused, with the reason."""
     inside = "" if fields == "{}" else f", {fields}"
     with pytest.raises(PolicyError, match=message):
         Policy.read(f"limits:\n  - {{name: a{inside}}}\n")
 
 
 def test_over_asgi():
-    """Over ASGI the places of a key are held until the response has been sent; the fields say so without a time."""
+    """Over ASGI the places of a key are held until the response has been sent; the fields have no time."""
     policy = Policy.of(limits=[{"name": "busy", "concurrent": 2}], store="memory://")
 
     async def main():
@@ -227,7 +227,7 @@ def test_explained(tmp_path, capsys):
 
 
 class SlowStore(WrappedStore):
-    """A remote store that has decided when its answer is still under way."""
+    """A remote store that has decided while its reply is still under way."""
 
     def answers_within(self, budget_us: int) -> bool:
         return True

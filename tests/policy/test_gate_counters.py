@@ -1,4 +1,4 @@
-"""What a gate counts is what happened: durations, requests that passed, and nothing counts twice."""
+"""A gate's counters: durations, admitted requests, and nothing counts twice."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_response_is_counted_in_the_bucket_of_its_time(ago_ms):
     ("status", "family"), [(100, "1xx"), (199, "1xx"), (599, "5xx"), (0, "0xx"), (99, "0xx"), (600, "0xx"), (99_999, "0xx")]
 )
 def test_a_status_that_is_none_has_a_family_of_its_own(status, family):
-    """Whatever an application calls a status is counted, and breaks nothing."""
+    """Whatever status an application returns is counted, and breaks nothing."""
     g = gate(rule("all", "9/s"))
     asked(g, request()).count_response(status)
     assert g.snapshot().rules[0].statuses == {family: 1}
@@ -75,7 +75,7 @@ def test_a_rule_with_two_limits_is_near_once():
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("said", [{"on_refusal": OnRefusal(SHADOW)}, {"charge": Charge(((401, 401),))}])
 def test_an_unlimited_tier_owes_nothing(said, mode):
-    """Where a rule sets no limit, the request is as free as without the rule: nothing is asked, nothing is settled."""
+    """Where a rule sets no limit, the request is as free as without the rule: no decision, no settlement."""
     g = gate(rule("all", Tiers("plan", (("gold", ()),), ()), **said))
     evaluation = asked(g, request(plan="gold"), mode)
     assert (evaluation.allowed, evaluation.needs_settlement, evaluation.decision, evaluation.shadows) == (True, False, None, ())
@@ -84,7 +84,7 @@ def test_an_unlimited_tier_owes_nothing(said, mode):
 
 
 def test_an_alert_is_logged(caplog):
-    """Whoever reads the log hears of a key that crossed its mark, and not of its name."""
+    """The log shows that a key crossed its mark, but not the key."""
     g = gate(rule("units", "fixed window 10/day", alert=0.8))
     passes(g, 10)
     assert [record.getMessage() for record in caplog.records] == ["units: a key has used 8 of 10"]

@@ -1,4 +1,4 @@
-"""Made-up paths, hosts and methods cost nothing: plans are shared, the cache is bounded in bytes, hosts are indexed."""
+"""Made-up paths, hosts and methods cost little: plans are shared, the cache is bounded in bytes, hosts are indexed."""
 
 from __future__ import annotations
 

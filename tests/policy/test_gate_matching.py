@@ -1,4 +1,4 @@
-"""Hosts, exemptions, handlers and keys, where rules and requests are out of the ordinary."""
+"""Hosts, exemptions, handlers and keys, where rules and requests are unusual."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSIDE = Match(path="/x", host="in.example.com")
 
 
 def meant(g, line="GET /x", **said):
-    """The rules that limit a request; `explain` says the same."""
+    """The rules that limit a request; `explain` shows the same."""
     found = [entry.label for entry in asked(g, request(line, **said)).entries]
     assert [one.rule.name for one in g.explain(request(line, **said)) if one.applies] == found
     return found
@@ -35,7 +35,7 @@ def test_a_match_without_a_host_means_every_host(reverse):
 
 
 def test_hosts_of_all_readings_count():
-    """Where a path can be read in two ways, a rule is meant on the hosts of both; where one wants no host, on all."""
+    """Where a path can be read in two ways, a rule applies on the hosts of both; where one names no host, on all."""
     twice = (Match(path="/a/**", host="a.org"), Match(path="/b", host="b.org"))
     wide = [(Match(path="/a/**"), Match(path="/b", host="b.org")), (Match(path="/a/**", host="a.org"), Match(path="/b"))]
     g = gate(rule("both", "9/s", match=twice), *[rule(f"any{i}", "9/s", match=match) for i, match in enumerate(wide)])
@@ -53,7 +53,7 @@ def test_a_host_keeps_what_the_path_captured():
 
 @pytest.mark.parametrize("host", ["in.example.com:x", "in.example.com, b.example", "@"])
 def test_explaining_reads_an_odd_host_as_the_gate_does(host):
-    """A Host that can't be read is meant by every rule that names one; none at all is meant by none."""
+    """A Host that can't be read matches every rule that names one; a missing one matches none."""
     g = gate(rule("inside", "9/s", match=(INSIDE,)))
     assert meant(g, host=host) == ["inside"]
     assert meant(g) == meant(g, host="example.com") == []
@@ -76,7 +76,7 @@ def test_an_exemption_may_be_for_some_hosts():
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_path_may_be_exempt_from_some_rules(reverse):
-    """A path that is exempt from one rule is limited by the others; exempt from all is exempt, whatever else is said."""
+    """A path that is exempt from one rule is limited by the others; one exempt from all is exempt, whatever the rules."""
     some, other = Exemption(match=(Match(path="/x"),), rules=("all",)), Exemption(match=(Match(path="/y/**"),), rules=("user",))
     whole = Exemption(match=(Match(path="/y/z"),))
     said = (some, other, whole)
@@ -89,7 +89,7 @@ def test_a_path_may_be_exempt_from_some_rules(reverse):
 
 
 def test_a_client_without_an_address_is_in_no_network():
-    """Over a socket that tells no address nobody is exempt by his network."""
+    """Over a socket without an address no client is exempt by its network."""
     g = gate(rule("all", "9/s"), exempt=(Exemption(networks=("0.0.0.0/0", "::/0")),))
     assert meant(g, peer="192.0.2.1") == []
     assert [len(g.ask(WrittenRequest("GET", "/x", peer=peer)).entries) for peer in ("", "unix:", None)] == [1, 1, 1]
@@ -103,7 +103,7 @@ def test_no_odd_header_is_a_secret(received):
 
 
 def test_two_exemptions_from_some_rules_add_up():
-    """Who is exempt from one rule by one word and from another by another is exempt from both, and from no third."""
+    """A request exempt from one rule by one exemption and from another by another is exempt from both, and from no third."""
     exempt = [Exemption(when=When(present=(name,)), rules=(name,)) for name in ("user", "tenant")]
     g = gate(*[rule(name, "9/s") for name in ("user", "tenant", "plan")], exempt=tuple(exempt))
     assert meant(g, user="a", tenant="b") == ["plan"]
@@ -115,7 +115,7 @@ def test_two_exemptions_from_some_rules_add_up():
 
 
 def test_a_long_path_is_not_remembered():
-    """A path longer than any that an application has is matched every time, and takes no memory."""
+    """An excessively long path is matched every time, and takes no memory."""
     g = gate(rule("all", "9999/s", match=(Match(path="/x/**"),)))
     for length in (256, 257):
         path = "/x/" + "y" * (length - 3)
@@ -124,13 +124,13 @@ def test_a_long_path_is_not_remembered():
 
 
 def test_a_rules_path_has_no_case_either():
-    """However a rule writes a path, it is the one that requests mean."""
+    """However a rule writes a path, it matches requests to that path."""
     g = gate(rule("all", "9/s", match=(Match(path="/CheckOut/{Id}"),)))
     assert meant(g, "GET /checkout/7") == meant(g, "GET /CHECKOUT/7") == ["all"]
 
 
 def test_the_rest_of_a_path_stands_at_its_end():
-    """`**` in the middle of a path is refused with what to write."""
+    """`**` in the middle of a path is refused with the right form."""
     with pytest.raises(ConfigurationError, match=r"'/a/\*\*/b': '\*\*' is allowed only at the end"):
         gate(rule("all", "9/s", match=(Match(path="/a/**/b"),)))
 
@@ -143,7 +143,7 @@ def degrading(handler):
 
 
 def test_a_handler_is_known_by_its_name_or_its_place():
-    """A handler is given by name, or imported from where the policy says; neither is there: the gate is not made."""
+    """A handler is given by name, or imported from the path in the policy; with neither, the gate is not made."""
     (one,) = degrading("cheap").rules
     assert CompiledPolicy(degrading("cheap"), {"cheap": max}).handlers[one.name] is max
     assert CompiledPolicy(degrading("os.path:join")).handlers["all"] is __import__("os").path.join
@@ -172,7 +172,7 @@ def test_a_joined_key_is_spelt_as_documented(said, received):
 
 
 def test_the_unidentified_can_have_a_limit_of_their_own():
-    """Those who share one key are overridden by its name."""
+    """Clients that share one key are overridden by its name."""
     said = {"unidentified": SHARE, "override": (("-", (TokenBucket("2/h"),)),)}
     g = gate(rule("all", "1/h", key=key("user|tenant"), **said))
     assert passes(g, 3) == [True, True, False]
@@ -189,15 +189,15 @@ def test_made_up_limits_fill_no_memory():
     assert len(compiled.entries_by_limits) <= 10_000  # the oldest were dropped
 
 
-def test_a_rule_without_a_mark_alerts_nobody():
-    """Only a rule that says at which part of its limit tells of it."""
+def test_a_rule_without_a_mark_raises_no_alert():
+    """Only a rule with `alert` raises alerts."""
     g = gate(rule("all", "fixed window 5/h"))
     passes(g, 6)
     assert g.snapshot().rules[0].alerts == 0
 
 
 def test_a_cost_that_is_no_number_is_complained_of(caplog, monkeypatch):
-    """Who wrote the function reads in the log what it answered, and what the request cost."""
+    """The log shows the result of a wrong function and the cost that the request was charged."""
     monkeypatch.setattr("limitkeeper.policy.request_cost.callback_errors", CallbackErrors())
     passes(gate(rule("all", "9/h", cost=Cost("call", 3, call=lambda facts: 1.5))), 1)
     (record,) = caplog.records

@@ -52,7 +52,7 @@ REQUESTS = st.lists(
 
 
 def matches(match: Match, method: str, path: str) -> bool:
-    """Whether a match means a request, by a regular expression."""
+    """Whether a match applies to a request, by a regular expression."""
     methods = match.methods | {"HEAD"} if "GET" in match.methods else match.methods
     if methods and method not in methods:
         return False
@@ -75,8 +75,8 @@ def modelled_key(parts, received):
 
 @settings(deadline=None)
 @given(RULES, REQUESTS)
-def test_a_gate_decides_as_its_rules_say_one_by_one(said, requests):
-    """Which rules are meant, their keys, and the decision of all together are what trying every rule gives."""
+def test_a_gate_decides_as_its_rules_one_by_one(said, requests):
+    """The applicable rules, their keys, and the joint decision equal the result of trying every rule."""
     rules = [rule(f"r{i}", text, match=tuple(m), key=key(*k), when=w) for i, (m, k, text, w) in enumerate(said)]
     clock, other = ManualClock(NOON), ManualClock(NOON)
     gate = Gate(Policy(rules=tuple(rules), identify={n: Header(n) for n in NAMES}), store=MemoryStore(clock=clock))

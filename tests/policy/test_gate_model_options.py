@@ -1,6 +1,6 @@
 """The gate against a slow model once more: tiers, overrides, costs, outcomes, repetitions and shadow, in any mixture.
 
-The model keeps one list of marks and asks a store of its own, one rule after the other, in the order in which a person would.
+The model keeps one list of marks and uses a store of its own, one rule after the other, in reading order.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def made(number, said):
 
 
 class Model:
-    """What a person would do with the rules, a notebook of marks, and one store."""
+    """The straightforward evaluation of rules, with a list of marks and one store."""
 
     def __init__(self, said):
         self.said = list(enumerate(said))
@@ -68,7 +68,7 @@ class Model:
         self.marks: dict[tuple[int, str, str], tuple[int, float]] = {}  # (times used, until when)
 
     def claims(self, number, said, user, plan, received):
-        """The claims of one rule; None: it is not meant."""
+        """The claims of one rule; None: it does not apply."""
         if not said["key"]:
             name = "*"
         elif user is not None:
@@ -123,7 +123,7 @@ class Model:
         for mark, _ in new:
             self.marks[mark] = (1, now + KEEP)
         refused = [(n, s, claims, self.store.decide(claims)) for n, s, claims in shadows]
-        if status != 401:  # what counts failures only takes the others back
+        if status != 401:  # a rule that counts failures gives the others back
             back = [claim for said, claims in charged for claim in claims if said["charge"]]
             if back:
                 self.store.give_back(back, decision.start_us)
@@ -144,7 +144,7 @@ def facts_of(user, plan, received, idem):
 @settings(deadline=None)
 @given(RULES, REQUESTS, st.sampled_from(["quick", "ask", "aask"]))
 def test_any_mixture_of_features_decides_as_a_person_would(said, requests, mode):
-    """Tiers, overrides, told costs, outcomes, repetitions and shadow mean together what each means alone."""
+    """Tiers, overrides, reported costs, outcomes, repetitions and shadow act together as each acts alone."""
     clock, model = ManualClock(NOON), Model(said)
     rules = tuple(made(number, one) for number, one in enumerate(said))
     gate = Gate(

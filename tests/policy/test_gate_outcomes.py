@@ -1,4 +1,4 @@
-"""What happens beyond a limit, and after the response: refusals, shadow, idempotency, settlement, the penalty box."""
+"""Events beyond a limit, and after the response: refusals, shadow, idempotency, settlement, the penalty box."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from limitkeeper.testing import ManualClock, unlimited
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_refusal_says_when_to_come_back_and_that_is_true(mode):
+def test_the_retry_time_of_a_refusal_is_exact(mode):
     """Waiting exactly Retry-After seconds is enough, one second less is not, for every rule at once."""
     g = gate(rule("a", "token bucket 7/min burst 2"), rule("b", "fixed window 3 per 10 s"), rule("c", "sliding window log 4/min"))
     for _ in range(40):
@@ -35,7 +35,7 @@ def test_a_refusal_says_when_to_come_back_and_that_is_true(mode):
         assert asked(g, request(), mode).allowed
 
 
-def test_the_highest_priority_speaks_and_the_longest_wait_is_told():
+def test_the_highest_priority_answers_with_the_longest_wait():
     """Status, message and action are the most important rule's; Retry-After is the longest of all that refuse."""
     g = gate(
         rule("slow", "fixed window 1/min", answer=Answer(message="slow")),
@@ -48,7 +48,7 @@ def test_the_highest_priority_speaks_and_the_longest_wait_is_told():
 
 
 def test_what_can_never_pass_has_no_retry():
-    """A cost above the limit is refused for good, and says so."""
+    """A cost above the limit is refused for good, with a message for that."""
     g = gate(rule("all", "5/s", cost=Cost(units=6)))
     refusal = asked(g, request()).refusal
     assert refusal.retry_after is None
@@ -57,7 +57,7 @@ def test_what_can_never_pass_has_no_retry():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_rule_in_shadow_counts_and_lets_pass(mode):
-    """A shadow rule refuses nobody, spends nothing of the others, and tells whom it would have refused."""
+    """A shadow rule refuses nothing, charges nothing of the others, and reports what it would have refused."""
     g = gate(rule("all", "5/s"), rule("strict", "2/s", on_refusal=OnRefusal(SHADOW)))
     heard = []
     g.events.on("shadow", heard.append)
@@ -78,7 +78,7 @@ def test_a_refused_request_spends_nothing_of_a_shadow():
 
 
 def test_degrading_names_its_handler():
-    """A refusal that degrades is no evaluation, and carries what answers instead."""
+    """A refusal that degrades is no response, and carries the handler that answers instead."""
 
     def stale():
         return "stale"
@@ -91,7 +91,7 @@ def test_degrading_names_its_handler():
     assert g.snapshot().rules[0].degraded == 1
 
 
-# Costs and outcomes that others tell -----------------------------------------------------------------------------------
+# Costs and outcomes from requests and functions ----------------------------------------------------------------------------
 
 
 def broken(*said):
@@ -99,7 +99,7 @@ def broken(*said):
 
 
 @pytest.mark.parametrize("source", ["header", "query"])
-def test_no_client_says_that_its_request_costs_nothing(source):
+def test_no_client_can_set_its_cost_to_zero(source):
     """A cost of 0 in a request counts as 1, unless the rule's own default is 0."""
     for units, passed in ((1, 2), (0, 5)):
         g = gate(rule("all", "2/s", cost=Cost(source, units, "n")))
@@ -108,7 +108,7 @@ def test_no_client_says_that_its_request_costs_nothing(source):
 
 
 def test_functions_that_raise_break_no_request(caplog, monkeypatch):
-    """A cost that can't be told is the default, an outcome of which nobody knows counts; both are logged."""
+    """A cost that can't be determined is the default, an unknown outcome counts; both are logged."""
     for module in ("request_cost", "settlement"):
         monkeypatch.setattr(f"limitkeeper.policy.{module}.callback_errors", CallbackErrors())
     g = gate(rule("all", "2/h", cost=Cost("call", call=broken), charge=Charge(call=broken)))
@@ -176,21 +176,21 @@ def test_only_outcomes_that_count_are_charged(text, mode):
         assert answer.allowed
         assert answer.needs_settlement
         settle(answer, status, mode=mode)
-        settle(answer, 401, mode=mode)  # the first word counts
+        settle(answer, 401, mode=mode)  # the first outcome counts
         settle(answer, 200, mode=mode)
     assert not asked(g, request(), mode).allowed
     assert g.snapshot().rules[0].given_back == 5
 
 
 def test_many_at_once_can_not_pass_on_one_allowance():
-    """What depends on its outcome is charged meanwhile: guessing in parallel is no way around."""
+    """A request is charged until its outcome is known: guessing in parallel does not evade the limit."""
     g = gate(rule("login", "fixed window 2/min", charge=Charge(((401, 401),))))
     assert passes(g, 3) == [True, True, False]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_costs_by_the_size_of_the_response(mode):
-    """An estimate is charged first, and what was really sent in the end; a bucket goes into debt for the rest."""
+    """An estimate is charged first, and the actual size in the end; a bucket goes into debt for the rest."""
     g = gate(rule("bytes", "token bucket 1/s burst 100", cost=Cost("response", 10, per=1000)))
     answer = asked(g, request(), mode)
     assert answer.decision.remaining == 90
@@ -212,11 +212,11 @@ def test_a_callable_decides_which_outcomes_count():
     assert passes(g, 1) == [False]
 
 
-# Alerts, shutting out ---------------------------------------------------------------------------------------------------
+# Alerts, penalty box ----------------------------------------------------------------------------------------------------
 
 
 def test_spending_alerts_once_when_it_crosses_the_mark():
-    """At 80 % of a day's units an alert is told, once, whatever the step over the mark."""
+    """At 80 % of a day's units there is one alert, whatever the step over the mark."""
     g = gate(rule("units", "fixed window 100/day", key=key("user"), cost=Cost("header", 1, "x-cost"), alert=0.8))
     heard = []
     g.events.on("alert", heard.append)
@@ -237,8 +237,8 @@ def shut_out_gate(**said):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_who_is_refused_too_often_is_shut_out(mode):
-    """After so many refusals a client is refused without asking the store, for a while, and nobody else is."""
+def test_a_client_that_is_refused_too_often_is_put_into_the_penalty_box(mode):
+    """After so many refusals a client is refused without a call of the store, for a while, and other clients are not."""
     g = shut_out_gate()
     heard = []
     g.events.on("penalty box", heard.append)
@@ -278,7 +278,7 @@ def test_the_retry_of_every_refusal_with_a_penalty_box_is_true(mode, limit, pena
             assert asked(g, request(user="a"), mode).allowed == (not early), (number, refusal)
 
 
-def test_the_penalty_box_knows_the_retry_of_the_rules_that_apply():
+def test_the_penalty_box_has_the_retry_of_the_rules_that_apply():
     """A route whose rule refused this client before has the rule's retry; one whose rule did not, the end of the penalty."""
     g = gate(
         rule("day", "fixed window 1/day", key=key("user"), match=(Match(path="/day"),)),
@@ -296,8 +296,8 @@ def test_the_penalty_box_knows_the_retry_of_the_rules_that_apply():
     assert passes(g, 1, "GET /day", user="a") == [True]
 
 
-def test_limiting_turned_off_shuts_nobody_out():
-    """Inside `unlimited()` a client that is shut out passes too."""
+def test_limiting_turned_off_ignores_the_penalty_box():
+    """Inside `unlimited()` a client in the penalty box passes too."""
     g = shut_out_gate()
     passes(g, 6, user="a")
     with unlimited():
@@ -309,7 +309,7 @@ def test_limiting_turned_off_shuts_nobody_out():
 
 
 def test_the_tally_adds_up():
-    """Requests are allowed or refused; rules count what they did; offenders are told without their keys."""
+    """Requests are allowed or refused; rules count their results; offenders are listed without their keys."""
     g = gate(rule("user", "5/s", key=key("user")), rule("shop", "fixed window 8/min"))
     for user in "aaaaaaabbb":
         evaluation = asked(g, request(user=user))
@@ -334,7 +334,7 @@ def test_near_the_limit_is_counted():
     assert g.snapshot().rules[0].near == 2
 
 
-def test_listeners_hear_of_refusals():
+def test_listeners_receive_refusals():
     """A listener gets the evaluation, with keys and refusal; without one nothing is made."""
     g = gate(rule("user", "1/s", key=key("user")))
     passes(g, 2, user="a")
@@ -346,8 +346,8 @@ def test_listeners_hear_of_refusals():
     assert event.decision.refusal.violated == ("user",)
 
 
-def test_explain_charges_nothing_and_says_why():
-    """Every rule's say, with nothing taken."""
+def test_explain_charges_nothing_and_shows_why():
+    """The result of every rule, without a charge."""
     store = MemoryStore(clock=ManualClock(0))
     g = gate(
         rule("user", "2/s", key=key("user")),
@@ -392,7 +392,7 @@ def test_a_passage_leaves_no_circle_behind(mode):
 
 
 def test_a_memory_full_of_those_shut_out_is_not_searched_for_every_refusal(monkeypatch):
-    """When as many as can be remembered are shut out, others are refused by their limits; those whose time is over make room."""
+    """When the penalty box is full, others are refused by their limits; expired entries make room."""
     monkeypatch.setattr("limitkeeper.policy.penalty_box.MAX_CLIENTS", 3)
     g = gate(
         rule("all", "fixed window 1/h", key=key("ip")), penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/5s"), 10_000_000)

@@ -37,18 +37,18 @@ def last_of(times, *rules, **said):
     return [asked(g, request()) for _ in range(times)][-1].refusal
 
 
-# Who speaks -----------------------------------------------------------------------------------------------------------
+# The deciding rule --------------------------------------------------------------------------------------------------------
 
 
-def test_a_rule_that_lets_pass_does_not_speak():
-    """However important a rule is, the refusal is told by one that refused."""
+def test_a_rule_that_admits_does_not_answer():
+    """However important a rule is, a rule that refused answers."""
     loud = rule("loud", "9/s", priority=9, answer=Answer(503, "loud"))
     refusal = last_of(2, loud, rule("all", "1/s", answer=Answer(message="all")))
     assert (refusal.rule.name, refusal.status, refusal.message, refusal.violated) == ("all", 429, "all", ("all",))
 
 
-def test_among_equals_the_longest_speaks_and_never_is_longest():
-    """Of rules with one priority the one that takes longest speaks; what can never pass takes longest."""
+def test_among_equals_the_longest_wait_answers_and_never_is_longest():
+    """Of rules with one priority the one with the longest wait answers; never is the longest."""
     short, long = rule("short", "fixed window 1/min"), rule("long", "fixed window 1/h")
     assert last_of(2, short, long).rule.name == last_of(2, long, short).rule.name == "long"
     never = rule("never", "5/s", cost=Cost(units=6))
@@ -66,8 +66,8 @@ def test_among_equals_the_longest_speaks_and_never_is_longest():
         ("No.", "No."),
     ],
 )
-def test_a_message_that_could_not_say_when_is_not_sent(said, received):
-    """What can never pass is not told to retry after nothing."""
+def test_a_message_with_an_unknown_time_is_not_sent(said, received):
+    """A request that can never pass gets no retry time."""
     assert last_of(1, rule("all", "5/s", cost=Cost(units=6), answer=Answer(message=said))).message == received
 
 
@@ -79,8 +79,8 @@ def test_seconds_are_rounded_up(us, received):
     assert seconds(us) == received
 
 
-def test_every_reason_has_its_words():
-    """Without a message of its own a rule tells why, and when to come back."""
+def test_every_reason_has_its_message():
+    """Without a message of its own a rule has one with the reason and the retry time."""
     waits = OnRefusal(WAIT, wait_us=10_000_000, queue=0)
     assert last_of(2, rule("all", "1/s")).message == "Too many requests. Retry after 1s."
     full = last_of(2, rule("all", "1/s", on_refusal=waits))
@@ -92,13 +92,13 @@ def test_every_reason_has_its_words():
 
 
 def test_what_can_never_pass_finds_no_queue_full():
-    """A request that would wait for ever is refused for what it costs, not for those who wait."""
+    """A request that would wait for ever is refused for its cost, not for a full queue."""
     waits = OnRefusal(WAIT, wait_us=10_000_000, queue=0)
     refusal = last_of(1, rule("all", "5/s", cost=Cost(units=6), on_refusal=waits))
     assert (refusal.reason, refusal.status, refusal.message) == ("quota", 429, NEVER)
 
 
-# Who is counted -----------------------------------------------------------------------------------------------------------
+# Counters ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -120,11 +120,11 @@ def test_the_rule_that_degrades_counts_it():
     assert [one.degraded for one in g.snapshot().rules] == [0, 0, 2]
 
 
-# Shutting out -------------------------------------------------------------------------------------------------------------
+# Penalty box -------------------------------------------------------------------------------------------------------------
 
 
 def shut_out_gate(**said):
-    """A gate that shuts user a out, whose requests were refused twice."""
+    """A gate that puts user a into the penalty box, whose requests were refused twice."""
     g = gate(
         rule("all", "1/h", key=key("user")),
         penalty_box=PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000, key("user")),
@@ -135,8 +135,8 @@ def shut_out_gate(**said):
     return g
 
 
-def test_who_is_pardoned_is_not_shut_out():
-    """Exempt by a header is exempt; exempt from some rules is shut out like everybody else."""
+def test_exempt_requests_pass_the_penalty_box():
+    """A request exempt by a header passes; one exempt from some rules is refused like any other."""
     probe = Exemption(headers=(("x-probe", "s3cret"),))
     assert passes(shut_out_gate(exempt=(probe,)), 2, user="a", **{"X-Probe": "s3cret"}) == [True, True]
     some = Exemption(headers=(("x-probe", "s3cret"),), rules=("all",))
@@ -144,8 +144,8 @@ def test_who_is_pardoned_is_not_shut_out():
     assert asked(g, request(user="a", **{"X-Probe": "s3cret"})).refusal.reason == "penalty box"
 
 
-def test_refusals_of_nobody_shut_nobody_out():
-    """Where the key of shutting out is not there, refusals are counted for nobody."""
+def test_refusals_without_a_key_box_no_client():
+    """Where the key of the penalty box is absent, refusals count for no client."""
     said = PenaltyBoxConfig(parse_limit("fixed window 1/h"), 60_000_000, key("user"))
     g = gate(rule("all", "fixed window 1/h"), penalty_box=said)
     assert passes(g, 5) == [True] + [False] * 4
@@ -159,8 +159,8 @@ def test_refusals_of_nobody_shut_nobody_out():
 @pytest.mark.parametrize(
     ("status", "received"), [(None, 503), (429, 503), (418, 503), (501, 503), (500, 500), (502, 502), (503, 503), (504, 504)]
 )
-def test_a_closed_rule_says_that_it_is_the_servers_fault(status, received):
-    """A status of the rule is kept where it speaks of the server; a client is not told that it asked too much."""
+def test_a_closed_rule_answers_with_a_server_error(status, received):
+    """The rule's status is kept where it is a server error; a client error is replaced."""
     store = WrappedStore(MemoryStore(clock=ManualClock(0)), local=True)
     g = Gate(policy(rule("all", "1/s", on_failure=OnFailure(CLOSED), answer=Answer(status))), store=store)
     store.failing = {"decide"}
@@ -173,16 +173,16 @@ def test_a_closed_rule_says_that_it_is_the_servers_fault(status, received):
 @pytest.mark.parametrize(
     ("left_us", "told_us", "received"), [(7_300_000, 7_300_000, 8), (1, 1, 1), (0, 1_000_000, 1), (-1, 1_000_000, 1)]
 )
-def test_a_closed_rule_says_when_its_store_is_asked_again(left_us, told_us, received):
-    """Retry-After of a dead store is the time until somebody looks whether it is back; where nobody knows it, a second."""
+def test_a_closed_rule_has_the_time_of_the_next_probe_as_its_retry(left_us, told_us, received):
+    """Retry-After of a dead store is the time to the next probe; where that is unknown, a second."""
     g = gate(rule("all", "9/s", on_failure=OnFailure(CLOSED)))
     guards_word = Decision(False, 9, 0, left_us, left_us, 0, 0, "all")
     refusal = g._on_failure.answer(g, asked(g, request()), guards_word).refusal
     assert (refusal.retry_us, refusal.retry_after, refusal.reason) == (told_us, received, "store")
 
 
-def test_listeners_hear_what_failed():
-    """Where the store itself says what is wrong, the event carries it; a guard's answer is no error."""
+def test_listeners_receive_the_error():
+    """Where the store itself raises, the event carries the error; a guard's answer is no error."""
     for local in (True, False):
         clock = ManualClock(1000)
         store = WrappedStore(MemoryStore(clock=clock), local=local)
@@ -211,5 +211,5 @@ def test_what_can_not_be_settled_stays_charged(local, mode, caplog):
         answer.settle(200)
     assert not answer.needs_settlement
     assert not asked(g, request(), mode)
-    if local:  # a guard tells of its store itself
+    if local:  # a guard reports its store itself
         assert "settling with the store of 'limitkeeper' failed: give_back: nobody answers" in caplog.text

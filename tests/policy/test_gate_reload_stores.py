@@ -40,7 +40,7 @@ def test_a_reload_is_logged(caplog):
     assert [one.getMessage() for one in caplog.records] == ["the policy 'shop' was reloaded; number of rules: 2"]
 
 
-def test_a_store_that_the_program_chose_stays_and_the_log_says_so(caplog):
+def test_a_store_that_the_program_chose_stays_and_that_is_logged(caplog):
     """A new version may name another; its password is not logged."""
     gate = Gate(policy_of("a", name="shop"), store=MemoryStore(clock=ManualClock()))
     gate.reload(policy_of("a", name="shop", store="redis://:hidden@127.0.0.1:1"))
@@ -67,7 +67,7 @@ def test_limits_that_a_reload_removed_leave_the_store():
 
 
 def test_a_removed_limit_that_is_in_use_is_not_forgiven():
-    """A rule that a reload removed and the next one brought back goes on with its state."""
+    """A rule that a reload removed and the next one brought back keeps its state."""
     store = MemoryStore(clock=ManualClock())
     gate = Gate(policy_of("a", "b"), store=store)
     for _ in range(5):
@@ -89,7 +89,7 @@ def test_limits_of_several_gates_stay_while_one_uses_them():
 
 
 def test_a_request_of_the_old_version_settles_after_the_reload():
-    """What began under a removed rule is given back where it was charged."""
+    """A charge under a removed rule is given back where it was made."""
     store = MemoryStore(clock=ManualClock())
     rule = {"name": "login", "key": "ip", "limit": "fixed window 5/min", "charge": {"status": [401]}}
     gate = Gate(Policy.of(limits=[rule]), store=store)
@@ -102,7 +102,7 @@ def test_a_request_of_the_old_version_settles_after_the_reload():
 
 
 def test_limits_leave_a_redis_store_too():
-    """What this process keeps of a limit goes with its last user; equal limits of a new version keep it."""
+    """The limit's data in this process goes with its last user; equal limits of a new version keep it."""
     store = RedisStore("redis://127.0.0.1:1")
     gate = Gate(policy_of("stays", "r0"), store=store)
     for n in range(1, 20):
@@ -118,8 +118,8 @@ def connections(valkey) -> int:
 
 
 def becomes(valkey, number: int, readers: int = 0) -> bool:
-    """Whether the server soon has so many connections: it learns of the end of one a moment later. `readers`: as many more may
-    be open, of the thread that reads the overrides of each store."""
+    """Whether the server soon has so many connections: it notices the end of one a moment later. `readers`: as many more may be
+    open, of the thread that reads the overrides of each store."""
     end = time.monotonic() + 30
     while not number <= (found := connections(valkey)) <= number + readers and time.monotonic() < end:
         time.sleep(0.01)
@@ -184,7 +184,7 @@ def test_a_rule_of_its_own_keeps_the_store_that_it_uses(valkey):
 
 
 def test_memory_is_found_again():
-    """A policy that goes to another store and back forgives no client."""
+    """A policy that switches to another store and back forgives no client."""
     gate = Gate(policy_of("a"))
     for _ in range(5):
         gate.ask(request())

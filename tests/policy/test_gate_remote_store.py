@@ -1,4 +1,4 @@
-"""A gate over a store that is far away: the same answers in both modes, and what can be said at once without it."""
+"""A gate over a remote store: the same answers in both modes, and the immediate ones without a call of the store."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ HEALTH = Exemption(match=(Match(path="/healthz"),))
 
 
 def far_gate(*rules, **said):
-    """A gate whose store is far away, and can be made to fail."""
+    """A gate whose store is remote, and can be made to fail."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock))
     return Gate(policy(*rules, budget_us=10_000_000, **said), store=store, clock=clock), store
 
 
 def leased_gate(*rules, **said):
-    """A gate over leases of a far store."""
+    """A gate over leases of a remote store."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock))
     said["budget_us"] = 10_000_000
@@ -47,8 +47,8 @@ def leased_gate(*rules, **said):
 
 
 @pytest.mark.parametrize("mode", [*FAR, "quick"])
-def test_nobody_asks_the_store_for_a_request_that_nothing_limits(mode):
-    """Exempt, or meant by no rule: a far store hears nothing of it."""
+def test_a_request_without_a_limit_does_not_call_the_store(mode):
+    """Exempt, or matched by no rule: a remote store is not called."""
     g, store = far_gate(rule("user", "1/s", key=key("user")), exempt=(HEALTH,))
     for line, said in (("GET /healthz", {"user": "a"}), ("GET /x", {})):
         evaluation = asked(g, request(line, **said), mode)
@@ -59,8 +59,8 @@ def test_nobody_asks_the_store_for_a_request_that_nothing_limits(mode):
 
 
 @pytest.mark.parametrize("mode", [*FAR, "quick"])
-def test_nobody_asks_the_store_for_who_is_shut_out(mode):
-    """Who is shut out costs a far store nothing, in any mode."""
+def test_a_client_in_the_penalty_box_does_not_call_the_store(mode):
+    """A request of a client in the penalty box calls no remote store, in any mode."""
     g, store = far_gate(
         rule("user", "1/h", key=key("user")), penalty_box=PenaltyBoxConfig(parse_limit("1/h"), 60_000_000, key("user"))
     )
@@ -72,7 +72,7 @@ def test_nobody_asks_the_store_for_who_is_shut_out(mode):
 
 @pytest.mark.parametrize("mode", FAR)
 def test_a_far_store_makes_marks_and_shadows_too(mode):
-    """Charging once and rules in shadow work over a far store as they do near by."""
+    """Charging once and rules in shadow work over a remote store as over a local one."""
     shadowed = rule("strict", "fixed window 1/h", on_refusal=OnRefusal(SHADOW))
     g, _ = far_gate(rule("pay", "fixed window 2/h", key=key("user"), once=ONCE), shadowed)
     said = {"user": "a", "idempotency-key": "k"}
@@ -85,7 +85,7 @@ def test_a_far_store_makes_marks_and_shadows_too(mode):
 
 @pytest.mark.parametrize("mode", FAR)
 def test_a_failure_is_counted_as_the_request_that_it_was(mode):
-    """Requests that pass or not without their store are requests; a share that lets pass counts as its rule's."""
+    """Requests decided without their store are counted; admission by a share counts as its rule's."""
     open_, local, closed, outcome = OnFailure(), OnFailure(LOCAL, "1/2"), OnFailure(CLOSED), Charge(((401, 401),))
     g, store = far_gate(
         rule("open", "1/h", key=key("user"), on_failure=open_, charge=outcome),
@@ -112,7 +112,7 @@ def test_a_failure_is_counted_as_the_request_that_it_was(mode):
 
 
 def test_a_lease_passes_and_refuses_at_once():
-    """While a lease lasts `quick` answers without the store, yes and no; without one it says None, and nothing was done."""
+    """While a lease lasts `quick` answers without the store, yes and no; without one it returns None and changes nothing."""
     g, store = leased_gate(rule("user", "token bucket 1/h burst 10", key=key("user")))
     assert g.ask_nowait(request(user="a")) is None
     assert g.ask(request(user="a"))
@@ -137,7 +137,7 @@ def test_a_lease_passes_and_refuses_at_once():
     ids=["two limits", "by outcome", "shadow", "once"],
 )
 def test_what_needs_the_store_is_not_answered_by_a_lease(rules, said):
-    """Several limits, outcomes, shadows and marks are the store's: `quick` leaves them alone, and nothing was done."""
+    """Several limits, outcomes, shadows and marks need the store: `quick` returns None and changes nothing."""
     g, _ = leased_gate(*rules)
     assert g.ask(request())
     assert g.ask(request(**said))
@@ -146,8 +146,8 @@ def test_what_needs_the_store_is_not_answered_by_a_lease(rules, said):
     assert g.snapshot().requests == requests
 
 
-def test_who_would_wait_is_not_refused_at_once():
-    """A lease that says no leaves a rule that waits to those who can wait."""
+def test_a_request_that_would_wait_is_not_refused_at_once():
+    """Where a lease is exhausted, `quick` leaves a rule that waits to the methods that can wait."""
     one = rule("all", "token bucket 1/h burst 10", on_refusal=OnRefusal(WAIT, wait_us=1))
     g, _ = leased_gate(one)
     assert passes(g, 11) == [True] * 10 + [False]
@@ -158,7 +158,7 @@ def test_who_would_wait_is_not_refused_at_once():
 
 @pytest.mark.parametrize(("action", "passed"), [("open", True), (CLOSED, False)])
 def test_a_store_known_to_be_dead_is_answered_at_once(action, passed):
-    """While nobody asks a dead store, `quick` answers as the rule says."""
+    """While a dead store is not called, `quick` answers by the rule's `on_failure`."""
     g, store = far_gate(rule("all", "9/s", on_failure=OnFailure(action)))
     store.failing = {"decide"}
     while g.ask_nowait(request()) is None:
@@ -170,7 +170,7 @@ def test_a_store_known_to_be_dead_is_answered_at_once(action, passed):
 
 @pytest.mark.parametrize("action", ["open", CLOSED, LOCAL])
 def test_a_store_that_fails_is_not_explained_as_a_refusal(action):
-    """What a limit has left is not known then: the explanation is an error that names the rule's `on_failure`."""
+    """The remaining part of a limit is not known then: the explanation is an error that names the rule's `on_failure`."""
     g, store = far_gate(rule("all", "9/s", on_failure=OnFailure(action)))
     store.failing = {"decide"}
     with pytest.raises(StoreUnavailable, match=f"could not be asked; on_failure of 'all' is {action}"):
@@ -180,7 +180,7 @@ def test_a_store_that_fails_is_not_explained_as_a_refusal(action):
 @pytest.mark.parametrize("verb", ["decide", "decide_many"])
 @pytest.mark.parametrize("mode", [*FAR, "quick"])
 def test_a_store_near_by_that_fails_opens_no_rule_that_charges_once(mode, verb):
-    """Where a store of this machine can't say whether a request is a repetition, a rule that says closed refuses it."""
+    """Where a local store can't look up a repetition, a closed rule refuses it."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock), local=True)
     g = Gate(policy(rule("pay", "1/h", once=ONCE, on_failure=OnFailure(CLOSED))), store=store)
@@ -193,8 +193,8 @@ def test_a_store_near_by_that_fails_opens_no_rule_that_charges_once(mode, verb):
 
 
 @pytest.mark.parametrize("mode", [*FAR, "quick"])
-def test_a_store_near_by_that_fails_a_shadow_fails_nobody(mode):
-    """A rule in shadow whose store fails lets pass, and counts nothing."""
+def test_a_failing_local_store_of_a_shadow_fails_no_request(mode):
+    """A rule in shadow whose store fails admits, and counts nothing."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock), local=True)
     g = Gate(policy(rule("all", "9/h"), rule("strict", "1/h", on_refusal=OnRefusal(SHADOW))), store=store)
@@ -206,7 +206,7 @@ def test_a_store_near_by_that_fails_a_shadow_fails_nobody(mode):
 
 @pytest.mark.parametrize("mode", FAR)
 def test_a_local_share_of_requests_at_a_time(mode):
-    """While the store fails, a place in the local share is given back when its request ends, however it did."""
+    """While the store fails, a place in the local share is given back when its request ends, in whatever way."""
     busy = rule("busy", (), concurrent=SlidingWindowLog("4/h"), key=key("user"), on_failure=OnFailure(LOCAL, "1/2"))
     g, store = far_gate(busy, rule("rate", "fixed window 100/h", on_failure=OnFailure(LOCAL, "1/2")))
     store.failing = {"decide", "decide_one"}

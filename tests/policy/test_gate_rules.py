@@ -17,13 +17,13 @@ GET = frozenset({"GET"})
 
 @pytest.mark.parametrize("mode", MODES)
 def test_each_key_has_its_own_limit(mode):
-    """Two clients never share what one of them may take."""
+    """Two clients never share a limit of one of them."""
     g = gate(rule("user", "2/s", key=key("user")))
     assert passes(g, 3, mode=mode, user="a") == [True, True, False]
     assert passes(g, 3, mode=mode, user="b") == [True, True, False]
 
 
-def test_a_rule_without_a_key_is_for_everybody():
+def test_a_rule_without_a_key_is_for_all_clients():
     """A keyless rule has one key for all."""
     g = gate(rule("capacity", "2/s"))
     assert passes(g, 2, user="a") == [True, True]
@@ -38,15 +38,15 @@ def test_the_first_identity_that_is_there_is_the_key():
     assert asked(g, request()).keys == ["ip:192.0.2.7"]
 
 
-def test_nobody_spends_for_somebody_else_by_his_name():
-    """A user who is called like an address does not share that address's limit; overrides go by the value alone."""
+def test_no_client_charges_another_by_its_name():
+    """A user named like an address does not share that address's limit; overrides go by the value alone."""
     g = gate(rule("user", "1/s", key=key("user|ip"), override=(("acme", (TokenBucket("2/s"),)),)))
     assert passes(g, 2, user="192.0.2.7") == [True, False]
     assert passes(g, 2) == [True, False]
     assert passes(g, 3, user="acme") == [True, True, False]
 
 
-def test_joined_keys_are_told_apart_part_by_part():
+def test_joined_keys_are_distinguished_part_by_part():
     """No two different lists of parts make the same key, whatever the values are."""
     g = gate(rule("both", "100/s", key=key("tenant", "user")))
     pairs = [("a", "b"), ("a|b", ""), ("", "a|b"), ("a", "%7C"), ("a|", "b"), ("-", "b"), ("", "b"), ("a", "-"), ("a", "")]
@@ -63,8 +63,8 @@ def test_a_joined_key_with_one_part_missing_is_still_limited():
     assert passes(g, 3) == [True, True, False]
 
 
-def test_a_rule_whose_key_is_not_there_is_not_meant():
-    """Without any part of the key the rule says nothing, unless it says that the unidentified share."""
+def test_a_rule_whose_key_is_absent_does_not_apply():
+    """Without any part of the key the rule does not apply, except with `unidentified: share`."""
     g = gate(rule("user", "1/s", key=key("user")))
     assert asked(g, request()).decision is None
     g = gate(rule("user", "1/s", key=key("user"), unidentified=SHARE))
@@ -85,7 +85,7 @@ def test_conditions_choose_rules():
 
 
 def test_tiers_choose_the_limit_and_keep_the_state():
-    """A tier has its limit; who changes plan keeps what he has used, read under the new one."""
+    """A tier has its limit; a user who changes plan keeps the charges, read under the new limit."""
     tiers = Tiers("plan", (("free", (TokenBucket("1/s burst 2"),)), ("pro", (TokenBucket("1/s burst 10"),)), ("gold", ())), ())
     g = gate(rule("user", tiers, key=key("user")))
     assert passes(g, 3, user="a", plan="free") == [True, True, False]
@@ -95,7 +95,7 @@ def test_tiers_choose_the_limit_and_keep_the_state():
 
 
 def test_overrides_replace_the_limit_of_one_key():
-    """An override holds for its key and nobody else's; one that is looked up while running wins over the rule's own."""
+    """An override holds for its key only; one that is looked up at run time precedes the rule's own."""
 
     class Table:
         def get(self, key):
@@ -113,7 +113,7 @@ def test_overrides_replace_the_limit_of_one_key():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_all_rules_are_charged_or_none(mode):
-    """A request that one rule refuses spends nothing of the others."""
+    """A request that one rule refuses charges nothing of the others."""
     g = gate(rule("user", "1/s burst 5", key=key("user")), rule("capacity", "1/s burst 2"))
     assert passes(g, 5, mode=mode, user="a") == [True, True, False, False, False]
     left = {e.entries[0].label: e.decision.remaining for e in g.explain(request(user="a"))}
@@ -131,7 +131,7 @@ def test_two_limits_of_one_rule_are_one_charge():
 
 
 def test_methods_and_paths_choose_rules():
-    """A rule for POST /checkout does not mean GET, nor another path; GET means HEAD too."""
+    """A rule for POST /checkout does not apply to GET, nor to another path; GET includes HEAD."""
     g = gate(
         rule("checkout", "1/s", match=(Match(POST, "/checkout"),)),
         rule("item", "1/s", match=(Match(GET, "/products/{id}"), Match(GET, "/static/**"))),
@@ -152,7 +152,7 @@ def test_methods_and_paths_choose_rules():
     "path", ["//checkout", "/checkout/", "/./checkout", "/x/../checkout", "/CheckOut", "/%63heckout", "/%2Fcheckout"]
 )
 def test_tricks_on_the_path_do_not_slip_past(path):
-    """However /checkout is written, its rule is meant."""
+    """However /checkout is written, its rule applies."""
     g = gate(rule("checkout", "1/s", match=(Match(POST, "/checkout"),)))
     assert asked(g, request(f"POST {path}")).entries
 
@@ -205,7 +205,7 @@ def test_what_a_template_captures_can_be_a_key():
 
 
 def test_a_thousand_rules_find_the_ones_that_are_meant():
-    """The matcher agrees with trying every rule on its own."""
+    """The matcher agrees with trying every rule separately."""
     rules = [rule(f"r{i}", "9/s", match=(Match(GET, f"/s{i % 50}/{{x}}/p{i}"),)) for i in range(1000)]
     g = gate(*rules, rule("all", "9/s"), rule("one", "9/s", match=(Match(path="/s3/*/p53"),)))
     assert [e.label for e in asked(g, request("GET /s3/abc/p53")).entries] == ["r53", "all", "one"]
@@ -236,7 +236,7 @@ def test_a_thousand_rules_find_the_ones_that_are_meant():
     ],
 )
 def test_costs(cost, headers, charged):
-    """A cost is constant, read from a header up to its maximum, or computed; what can't be read costs the most."""
+    """A cost is constant, read from a header up to its maximum, or computed; an unreadable one is the maximum."""
     g = gate(rule("all", "10/s", cost=cost))
     assert asked(g, request(**headers)).decision.remaining == 10 - charged
 
@@ -278,15 +278,15 @@ def test_limiting_can_be_turned_off_for_tests():
 
 
 def test_rules_of_one_name_share_across_gates_on_one_store():
-    """State belongs to (policy, rule, algorithm) and a key: a second gate of the same policy goes on from it."""
+    """State belongs to (policy, rule, algorithm) and a key: a second gate of the same policy continues with it."""
     store = MemoryStore(clock=ManualClock(0))
     first, second = (Gate(policy(rule("all", "2/s")), store=store) for _ in range(2))
     assert passes(first, 2) == [True, True]
     assert passes(second, 1) == [False]
 
 
-def test_a_header_identity_is_asked_once():
-    """What an identity answered is kept for the request."""
+def test_a_header_identity_is_evaluated_once():
+    """An identity's value is kept for the request."""
     calls = []
 
     class Counting(Header):
@@ -304,8 +304,8 @@ def test_a_header_identity_is_asked_once():
 
 
 @pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::/64"])
-def test_nobody_borrows_an_address_for_its_override(address):
-    """A user who is called like an address that has a limit of its own does not have that limit; the address has."""
+def test_no_user_gets_the_override_of_an_address(address):
+    """A user named like an address with a limit of its own does not have that limit; the address has."""
     peer = address.replace("::/64", "::9")
     g = gate(rule("all", "1/h", key=key("user|ip"), override=((address, ()), ("vip", ()))))
     assert passes(g, 3, user=address, peer="198.51.100.1") == [True, False, False]

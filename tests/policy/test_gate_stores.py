@@ -1,4 +1,4 @@
-"""A gate over any store: far ones in one trip, failing ones as every rule says, versions that change under it."""
+"""A gate over any store: remote ones in one round trip, failing ones by each rule's `on_failure`, and reloads meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAR = ("ask", "aask")
 
 
 def far_gate(*rules, **said):
-    """A gate whose store is far away, and can be made to fail. Its budget is real time, which a slow machine may take."""
+    """A gate whose store is remote, and can be made to fail. Its budget is real time, which a slow machine may exceed."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock))
     return Gate(policy(*rules, budget_us=10_000_000, **said), store=store, clock=clock), store
@@ -26,7 +26,7 @@ def far_gate(*rules, **said):
 
 @pytest.mark.parametrize("mode", FAR)
 def test_one_question_for_all_rules(mode):
-    """However many rules are meant, a far store is asked once."""
+    """However many rules apply, a remote store is called once."""
     g, store = far_gate(*[rule(f"r{i}", "9/s", key=key("user")) for i in range(5)])
     asked(g, request(user="a"), mode)
     assert store.calls == ["decide"]
@@ -34,8 +34,8 @@ def test_one_question_for_all_rules(mode):
 
 
 @pytest.mark.parametrize("mode", FAR)
-def test_a_store_that_fails_is_answered_as_each_rule_says(mode):
-    """Open lets pass, closed refuses with 503, local decides on its share; one closed rule is enough to refuse."""
+def test_a_failing_store_is_answered_by_each_rules_on_failure(mode):
+    """Open admits, closed refuses with 503, local decides on its share; one closed rule is enough to refuse."""
     open_rule = rule("open", "1/s")
     local_rule = rule("local", "token bucket 4/s burst 4", on_failure=OnFailure(LOCAL, "1/2"))
     closed_rule = rule("closed", "9/s", key=key("user"), on_failure=OnFailure(CLOSED))
@@ -55,7 +55,7 @@ def test_a_store_that_fails_is_answered_as_each_rule_says(mode):
 
 
 def test_a_rule_with_two_limits_fails_once():
-    """One request that the store did not answer is one failure of each rule, however many limits it has."""
+    """One request that the store did not decide is one failure of each rule, however many limits it has."""
     two = "token bucket 5/s; fixed window 9/min"
     g, store = far_gate(rule("open", two), rule("local", two, on_failure=OnFailure(LOCAL, "1")))
     store.failing = {"decide"}
@@ -84,17 +84,17 @@ def test_shares_that_refuse_promise_the_longest_wait(mode):
 
 
 def test_a_near_store_that_fails_is_answered_too():
-    """A store of this machine that fails (a file that is gone) is answered as the rules say."""
+    """A local store that fails (a deleted file) is answered by each rule's `on_failure`."""
     store = WrappedStore(MemoryStore(clock=ManualClock(0)), local=True)
     g = Gate(policy(rule("all", "1/s")), store=store)
     store.failing = {"decide"}
     assert asked(g, request(), "quick").allowed
     assert g.snapshot().rules[0].failed_open == 1
-    assert g.snapshot().decisions.count == 1  # how long it took to find that out is a figure, too
+    assert g.snapshot().decisions.count == 1  # the time of the failed call is counted, too
 
 
 def test_a_breaker_spares_a_dead_store():
-    """After some failures nobody asks a dead store any more."""
+    """After some failures a dead store is no longer called."""
     g, store = far_gate(rule("all", "1/s"))
     store.failing = {"decide"}
     passes(g, 50)
@@ -102,8 +102,8 @@ def test_a_breaker_spares_a_dead_store():
 
 
 @pytest.mark.parametrize("mode", FAR)
-def test_a_store_that_fails_a_request_on_its_way_to_wait_fails_it_as_the_rule_says(mode):
-    """A rule that lets pass when the store fails does so too when it fails after it had refused."""
+def test_a_store_that_fails_before_the_wait_of_a_request_is_answered_by_its_on_failure(mode):
+    """A rule that admits when the store fails does so too when the store fails after a refusal."""
     waits = OnRefusal(WAIT, wait_us=2_000_000)
     g, store = far_gate(rule("all", "1/s", on_refusal=waits), rule("local", "9/s", on_failure=OnFailure(LOCAL, "1")))
     assert asked(g, request(), mode)
@@ -129,7 +129,7 @@ def redis(valkey):
 
 @pytest.mark.parametrize("mode", FAR)
 def test_a_real_server_behind_a_gate(redis, valkey, mode):
-    """Rules, shadow, once, outcomes and waiting over a real server give what memory gives."""
+    """Rules, shadow, once, outcomes and waiting have the same results over a real server as in memory."""
     name = f"gate-{mode}"
     rules = [
         rule("user", "token bucket 1/h burst 3", key=key("user")),
@@ -165,7 +165,7 @@ def test_a_real_server_behind_a_gate(redis, valkey, mode):
 
 
 def test_waiting_over_a_real_server(redis):
-    """A request waits for its turn that the server gave it."""
+    """A request waits for the start that the server returned."""
     g = Gate(
         policy(
             rule("all", "token bucket 20/s burst 1", on_refusal=OnRefusal(WAIT, wait_us=2_000_000)),
@@ -255,13 +255,13 @@ def test_a_request_sees_one_version():
     before = g.policy
     g.reload(policy(rule("login", "fixed window 5/min")))
     assert answer.policy is before
-    answer.settle(200)  # given back, as the version said that it saw
+    answer.settle(200)  # given back, by the header fields of that version
     assert answer.decision.limit == 1
     assert asked(g, request()).decision.remaining == 4
 
 
-def test_reloading_while_asked():
-    """Reloads under fire lose no request and no count."""
+def test_reloading_during_requests():
+    """Reloads during requests lose no request and no count."""
     g = gate(rule("all", "token bucket 1/h burst 1000"))
     versions = [policy(rule("all", "token bucket 1/h burst 1000"), rule("more", "99999/s")), g.policy]
     stop = threading.Event()
@@ -286,7 +286,7 @@ def test_reloading_while_asked():
 
 
 def test_a_bad_new_version_is_refused_and_counted():
-    """`reload_refused` leaves everything as it was, and tells."""
+    """`reload_refused` changes nothing, and publishes an event."""
     g = gate(rule("all", "1/s"))
     heard = []
     g.events.on("reload refused", heard.append)
@@ -296,7 +296,7 @@ def test_a_bad_new_version_is_refused_and_counted():
 
 
 def test_a_new_budget_holds_and_guards_do_not_pile_up():
-    """A reload with another budget is kept to it; one that changes neither URL nor budget keeps store and guard."""
+    """A reload with another budget enforces it; one that changes neither URL nor budget keeps store and guard."""
     said = "store: redis://127.0.0.1:{}\nbudget: {}\nlimits: [{{name: all, key: ip, limit: 5/s}}]"
     with Gate(Policy.read(said.format(1, "20ms"))) as g:
         first = g.store

@@ -1,4 +1,4 @@
-"""Waiting at a gate: bounded, in order, given back when the client goes."""
+"""Waiting at a gate: bounded, in order, given back when the client disconnects."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_request_waits_for_its_turn(text, mode):
     assert (tally.passed, tally.waited, tally.refused, tally.waiting) == (2, 1, 0, 0)
 
 
-def test_nobody_waits_longer_than_the_least_patient_rule():
+def test_no_request_waits_longer_than_the_shortest_wait_of_its_rules():
     """Beyond its time a request is refused at once, without sleeping."""
     clock = ManualClock(1000)
     g = gate(rule("all", "1/s", on_refusal=waiting(200)), clock=clock)
@@ -115,8 +115,8 @@ def test_nobody_waits_longer_than_the_least_patient_rule():
 
 
 @pytest.mark.parametrize("mode", ["ask", "aask"])
-def test_of_two_rules_the_least_patient_says_how_long(mode):
-    """Where two rules make a request wait, neither lets it wait longer than it says."""
+def test_of_two_rules_the_shortest_wait_decides(mode):
+    """Where two rules make a request wait, neither lets it wait longer than its own maximum."""
     clock = ManualClock(1000)
     g = gate(rule("calm", "1/s", on_refusal=waiting(10_000)), rule("hasty", "1/s", on_refusal=waiting(999)), clock=clock)
     asked(g, request(), mode)
@@ -134,7 +134,7 @@ COUNTER = "sliding window counter 1/s"
     "texts", [(COUNTER,), (COUNTER, "token bucket 1/s burst 1"), ("fixed window 1/s",)], ids=["one", "two", "window"]
 )
 def test_limits_that_can_not_be_reserved_are_waited_for_in_order(texts):
-    """Where no start to come can be charged, those who wait ask again; first come first served, as everywhere."""
+    """Where no future start can be charged, waiters ask again; first come first served, as everywhere."""
     clock = HeldClock(1000)
     g = gate(*[rule(text, text, on_refusal=waiting(10_000)) for text in texts], clock=clock)
 
@@ -198,7 +198,7 @@ def test_a_request_whose_time_is_over_before_it_is_first_is_refused():
 
 
 def test_a_rule_that_rejects_is_not_waited_for():
-    """When one of the refusing rules rejects, nobody waits."""
+    """When one of the refusing rules rejects, no request waits."""
     g = gate(rule("slow", "10/s burst 1", on_refusal=waiting(500)), rule("hard", "10/s burst 1"))
     asked(g, request())
     assert not asked(g, request()).allowed
@@ -206,7 +206,7 @@ def test_a_rule_that_rejects_is_not_waited_for():
 
 
 def test_quick_leaves_waiting_to_others():
-    """`quick` never waits: it says None, and nothing was done."""
+    """`quick` never waits: it returns None and changes nothing."""
     g = gate(rule("all", "10/s burst 1", on_refusal=waiting(500)))
     assert g.ask_nowait(request()) is not None
     assert g.ask_nowait(request()) is None
@@ -214,7 +214,7 @@ def test_quick_leaves_waiting_to_others():
 
 
 def test_tasks_pass_in_order_and_a_full_queue_is_503():
-    """So many wait, first come first served; whoever finds the queue full is told so at once."""
+    """So many wait, first come first served; a request that finds the queue full is refused at once."""
     clock = HeldClock(1000)
     g = gate(rule("all", "10/s burst 1", on_refusal=waiting(10_000, queue=3)), clock=clock)
 
@@ -284,7 +284,7 @@ def test_threads_wait_too():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="about forks")
-def test_nobody_waits_in_a_forked_child():
+def test_no_request_waits_in_a_forked_child():
     """A worker that was forked while others waited has all places of its queue."""
     clock = HeldClock(1000)
     g = gate(rule("all", "10/s burst 1", on_refusal=waiting(10_000, queue=1)), clock=clock)
@@ -307,7 +307,7 @@ def test_nobody_waits_in_a_forked_child():
 
 
 def test_a_reload_does_not_make_a_queue_longer():
-    """Those who wait count for the next version too: its queue has no more room than it says."""
+    """Waiting requests count for the next version too: its queue is bounded as configured."""
     clock = HeldClock(1000)
     one = rule("all", "1/s burst 1", on_refusal=waiting(10_000, queue=1))
     g = gate(one, clock=clock)
@@ -333,8 +333,8 @@ CLOSING = [
 
 
 @pytest.mark.parametrize("text", CLOSING)
-def test_who_waits_closes_nothing_to_others(text):
-    """A client that waits for its own bucket holds up nobody else in a limit that all share."""
+def test_a_waiting_request_blocks_no_other_client(text):
+    """A client that waits for its own bucket delays no other client in a shared limit."""
     clock = HeldClock(60 * 1000 + 55)
     mine = rule("mine", "1/s burst 1", key=key("user"), on_refusal=waiting(10_000))
     g = gate(mine, rule("all", text), clock=clock)
@@ -355,7 +355,7 @@ def test_who_waits_closes_nothing_to_others(text):
     assert [(t.passed, t.refused, t.waiting) for t in g.snapshot().rules] == [(10, 0, 0), (10, 0, 0)]
 
 
-def test_who_waits_is_none_of_those_that_run():
+def test_a_waiting_request_is_not_a_running_one():
     """A request that waits takes no place of `concurrent` before it runs, and gives it back when it has ended."""
     clock = HeldClock(1000)
     mine = rule("mine", "1/s burst 1", key=key("user"), on_refusal=waiting(10_000))
@@ -414,7 +414,7 @@ def test_a_refund_after_a_wait_finds_each_charge(shared):
 
 @pytest.mark.parametrize("mode", ["ask", "aask"])
 def test_a_turn_that_another_limit_refuses_goes_back(mode):
-    """Whoever waited, and finds a window full that took no turn of his, is refused by it and has spent nothing."""
+    """A request that has waited, and finds a full window that it had not reserved, is refused by it and is charged nothing."""
     clock = ManualClock(60 * 1000)
     mine = rule("mine", "1/s burst 1", key=key("user"), on_refusal=waiting(2_000))
     g = gate(mine, rule("all", "fixed window 2/min"), clock=clock)
@@ -440,8 +440,8 @@ def test_a_turn_that_another_limit_refuses_goes_back(mode):
     assert [(t.passed, t.refused, t.waiting) for t in g.snapshot().rules] == [(3, 0, 0), (3, 1, 0)]
 
 
-def test_who_waits_for_two_rules_waits_for_both():
-    """A turn of one bucket does not spare the turn of another that paces: both are waited for, within the patience of both."""
+def test_a_request_delayed_by_two_rules_waits_for_both():
+    """A start of one bucket does not replace that of another one: the request waits for both, within both maximum waits."""
     clock = ManualClock(1000)
     mine = rule("mine", "1/s burst 1", key=key("user"), on_refusal=waiting(5_000))
     g = gate(mine, rule("paced", "leaky bucket queue 10/s capacity 50", on_refusal=waiting(5_000)), clock=clock)
@@ -459,8 +459,8 @@ def test_who_waits_for_two_rules_waits_for_both():
     assert (answer.allowed, answer.wait_us) == (True, 600_000)
 
 
-def test_who_goes_while_waiting_for_the_second_gives_the_first_back():
-    """A client that leaves after its first turn has spent nothing of it."""
+def test_a_request_cancelled_while_it_waits_for_the_second_gives_the_first_back():
+    """A client that disconnects after its first wait is charged nothing."""
     clock = HeldClock(1000)
     mine = rule("mine", "1/s burst 1", key=key("user"), on_refusal=waiting(5_000))
     g = gate(mine, rule("paced", "leaky bucket queue 2/s capacity 50", on_refusal=waiting(5_000)), clock=clock)

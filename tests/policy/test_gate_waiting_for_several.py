@@ -1,4 +1,4 @@
-"""Requests that several rules delay: nobody else waits for them, each pace holds, and what they give back is used."""
+"""Requests that several rules delay: no other request waits for them, each pace holds, and refunded starts are used."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def starts(g, clock, arrivals, ended=None):
 
 
 @pytest.mark.parametrize("text", PACED)
-def test_who_waits_for_a_rule_of_its_own_delays_nobody_in_a_shared_one(text):
+def test_a_request_delayed_by_its_own_rule_delays_no_other_in_a_shared_one(text):
     """Requests that their user's rule delays, and that come while a shared pace refuses too, take no later start of that pace."""
     clock = VirtualClock(START)
     g = gate(
@@ -74,7 +74,7 @@ def test_a_rule_that_delays_longer_is_waited_for_before_a_pace(text):
 
 
 @pytest.mark.parametrize("text", ["token bucket 1/s burst 1", "leaky bucket 1/s capacity 1", "sliding window log 1/s"])
-def test_who_waits_moves_up_when_an_outcome_does_not_count(text):
+def test_a_waiting_request_moves_up_when_an_outcome_does_not_count(text):
     """The refund of a request that has started is the start of the next one that waits."""
     clock = VirtualClock(START)
     g = gate(rule("failed", text, on_refusal=waiting(20), charge=Charge(statuses=((401, 401),))), clock=clock)
@@ -82,7 +82,7 @@ def test_who_waits_moves_up_when_an_outcome_does_not_count(text):
     assert found == [round(0.05 * i, 3) for i in range(10)]
 
 
-def test_who_waits_moves_up_when_a_start_is_given_back():
+def test_a_waiting_request_moves_up_when_a_start_is_given_back():
     """A request that is refused at its start, by another rule that does not wait, leaves the start to the next one."""
     clock = VirtualClock(START)
     rejects = rule("other", "fixed window 1/2s", key=key("user"))

@@ -1,4 +1,4 @@
-"""Charging once opens no way past a limit: a mark vouches for a charge that was made, and for nothing else."""
+"""Charging once does not evade a limit: a mark stands for a charge that was made, and for nothing else."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ONCE = Once("idempotency-key")
 SAID = {"idempotency-key": "k", "user": "a"}
 
 
-def test_who_waits_vouches_for_nobody():
-    """Repetitions of a request that is still waiting wait too, and one whose client went away leaves no mark."""
+def test_a_waiting_request_leaves_no_mark():
+    """Repetitions of a request that is still waiting wait too, and one whose client disconnected leaves no mark."""
     waits = OnRefusal(WAIT, wait_us=1_000_000, queue=100)
     g = gate(rule("pay", "1/s burst 1", key=key("user"), once=ONCE, on_refusal=waits), clock=HeldClock(1000))
 
@@ -84,7 +84,7 @@ def test_twins_get_their_charge_back(redis):
 
 @pytest.mark.parametrize("mode", ["ask", "quick"])
 def test_an_outcome_that_does_not_count_leaves_no_mark(mode):
-    """Whoever logs in himself first can't guess ten passwords for nothing behind it."""
+    """A client that logs in to its own account first can't guess ten passwords free of charge behind it."""
     g = gate(rule("login", "fixed window 2/h", key=key("user"), once=ONCE, charge=Charge(((401, 401),))))
     asked(g, request(**SAID), mode).settle(200)
     guesses = []
@@ -109,8 +109,8 @@ def test_a_refused_request_spends_no_repetition(mode):
 
 @pytest.mark.parametrize("mode", ["ask", "aask"])
 @pytest.mark.parametrize("action", ["open", "closed"])
-def test_a_store_that_fails_is_asked_no_second_question(mode, action):
-    """Where the store can't say whether there is a mark, the rule answers at once as it says."""
+def test_a_store_that_fails_is_not_called_a_second_time(mode, action):
+    """Where the store can't look up a mark, the rule's `on_failure` decides at once."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock))
     pay = rule("pay", "1/h", key=key("user"), once=ONCE, on_failure=OnFailure(action))
@@ -123,9 +123,9 @@ def test_a_store_that_fails_is_asked_no_second_question(mode, action):
 
 
 @pytest.mark.parametrize("mode", ["ask", "aask"])
-def test_a_repetition_asks_the_store_no_more_than_it_must(mode):
-    """A first request looks for its mark, is charged and makes it; a repetition looks for it and takes it; without the header
-    there is one question."""
+def test_a_repetition_calls_the_store_as_rarely_as_possible(mode):
+    """A first request looks up its mark, is charged and makes it; a repetition looks it up and uses it; without the header there
+    is one call."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock))
     g = Gate(policy(rule("pay", "9/h", key=key("user"), once=ONCE), budget_us=10_000_000), store=store, clock=clock)
@@ -159,14 +159,14 @@ def one_inside_another(g, store, mode):
     def decide(claims, max_wait_us=0, **options):
         if options.get("commit", True) and not twins:
             twins.append(None)
-            twins[0] = asked_within(g, mode)
+            twins[0] = evaluated_within(g, mode)
         return inner(claims, max_wait_us, **options)
 
     store.decide = decide
     return asked(g, request(**SAID), mode), twins[0]
 
 
-def asked_within(g, mode):
+def evaluated_within(g, mode):
     """A request in the middle of another one, in a thread of its own (a loop does not run inside a loop)."""
     found = []
     thread = threading.Thread(target=lambda: found.append(asked(g, request(**SAID), mode)))
@@ -178,7 +178,7 @@ def asked_within(g, mode):
 @pytest.mark.parametrize("local", [True, False], ids=["near", "far"])
 @pytest.mark.parametrize("mode", ["ask", "aask"])
 def test_a_twin_gets_back_what_was_charged_once(mode, local):
-    """Who finds that another was first gets its charge back, of the rule that charges once and of no other."""
+    """Of two requests at once, the one whose mark comes second gets its charge back, of the rule that charges once only."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock), local=local)
     rules = [rule("all", "fixed window 9/h"), rule("pay", "fixed window 9/h", key=key("user"), once=ONCE)]
@@ -190,7 +190,7 @@ def test_a_twin_gets_back_what_was_charged_once(mode, local):
 
 @pytest.mark.parametrize("status", [200, 401])
 def test_a_twin_that_owes_is_settled_by_its_outcome(status):
-    """Of twins whose outcomes decide, each is charged until its outcome is known: two wrong guesses are two."""
+    """Of simultaneous requests whose outcomes decide, each is charged until its outcome is known: two wrong guesses are two."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock), local=True)
     g = Gate(policy(rule("login", "fixed window 9/h", key=key("user"), once=ONCE, charge=Charge(((401, 401),)))), store=store)
@@ -201,7 +201,7 @@ def test_a_twin_that_owes_is_settled_by_its_outcome(status):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_repetition_for_one_rule_may_be_the_first_for_another(mode):
-    """A request takes one repetition where it was seen before, and is charged where it was not."""
+    """A request uses one repetition where it was charged before, and is charged where it was not."""
     once = Once("idempotency-key", replays=2)
     g = gate(rule("user", "fixed window 1/h", key=key("user"), once=once), rule("tenant", "9/h", key=key("tenant"), once=once))
     assert [asked(g, request(**SAID, tenant=tenant), mode).allowed for tenant in "abcd"] == [True, True, True, False]
@@ -209,7 +209,7 @@ def test_a_repetition_for_one_rule_may_be_the_first_for_another(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mark_that_can_not_be_made_fails_nobody(mode, caplog):
+def test_a_mark_that_can_not_be_made_fails_no_request(mode, caplog):
     """A request that was charged passes though its mark could not be made; that is logged, and its repetition is charged."""
     clock = ManualClock(1000)
     store = WrappedStore(MemoryStore(clock=clock), local=True)
@@ -240,7 +240,7 @@ def test_a_mark_that_can_not_be_made_fails_nobody(mode, caplog):
     ],
 )
 def test_repetitions_pass_no_more_than_the_limit_again(mode, text, replays, cost, most):
-    """Whatever keys a client makes up, a rule passes at most twice its limit, or its limit and the repetitions of one key."""
+    """Whatever keys a client makes up, a rule admits at most twice its limit, or its limit and the repetitions of one key."""
     pay = rule("pay", text, key=key("user"), cost=Cost(units=cost), once=Once("idempotency-key", replays=replays))
     g = gate(pay)
     keys = [f"k{i % keys}" for keys in (50, 10, 3, 1) for i in range(60)]
@@ -280,8 +280,8 @@ def test_twins_get_back_no_more_than_repetitions_may_take(mode):
     assert g.explain(request(user="a"))[0].decision.remaining == 1
 
 
-def test_explain_knows_repetitions():
-    """`explain` says that a repetition passes and costs nothing, as often as it is asked; beyond its replays it is refused."""
+def test_explain_shows_repetitions():
+    """`explain` shows that a repetition passes and costs nothing, however often it runs; beyond its replays it is refused."""
     g = gate(rule("pay", "fixed window 1/h", key=key("user"), once=Once("idempotency-key", replays=1)))
     assert g.explain(request(**SAID))[0].cost == 1
     assert passes(g, 1, **SAID) == [True]

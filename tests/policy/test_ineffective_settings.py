@@ -1,4 +1,4 @@
-"""Settings that would limit nothing, or something else than was meant: found when given, or reported by `policy check`."""
+"""Settings that limit nothing, or something unintended: an error when given, or reported by `policy check`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ WRONG = [no_parameter, three_parameters, Method(), lambda: "key"]
     ],
 )
 def test_a_function_with_other_parameters_is_found_when_it_is_given(call, give):
-    """An error names the function, its parameters and those that it will be called with; no request has to come first."""
+    """An error names the function, its parameters and the arguments that it will get; no request is needed for it."""
     with pytest.raises(ConfigurationError, match=r"can't be called with \(.*\): .*; write a function of \("):
         give(call)
 
@@ -116,7 +116,7 @@ def test_an_override_that_does_not_fit_the_algorithm_is_an_error():
 
 @pytest.mark.parametrize(("key", "received"), [("", True), (", key: everyone", False), (", key: ip", False)])
 def test_check_names_rules_without_a_key(key, received, tmp_path, capsys):
-    """One limit for all requests is noted, unless the rule says that it is meant."""
+    """One limit for all requests is noted, unless the rule declares that as intended."""
     from limitkeeper.cli import main
 
     path = tmp_path / "policy.yaml"

@@ -1,4 +1,4 @@
-"""`instances: 10, safe_concurrency: 40`: what the checks of bursts and the local shares make of it."""
+"""`instances: 10, safe_concurrency: 40`: its effect on the checks of bursts and on the local shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Overrides of operators: kept in the store, followed by every gate over it, and ended by their expiry."""
+"""Overrides of operators: kept in the store, used by every gate over it, and ended by their expiry."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def hits(g, key, n, rule="api"):
 
 
 def until(condition, seconds=30.0):
-    """Waits for what a background thread does; a deadline for a busy machine, not a bound on it."""
+    """Waits for a background thread; a deadline for a busy machine, not a bound on it."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -55,13 +55,13 @@ def until(condition, seconds=30.0):
 
 @given(st.text("ab*", max_size=8), st.text("ab*", max_size=10))
 def test_a_pattern_matches_as_its_regular_expression_does(pattern, key):
-    """`*` stands for any text, everything else for itself."""
+    """`*` stands for any text, every other character for itself."""
     expected = re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), key, re.S)
     assert matches(pattern, key) == (expected is not None)
 
 
 def test_an_exact_key_precedes_patterns_and_the_longest_pattern_the_others():
-    """The more is said, the more it counts."""
+    """The more specific pattern precedes."""
     g = gate()
     for key, limit in (("*", "3/h"), ("premium_*", "4/h"), ("premium_a*", "5/h"), ("premium_ab", "6/h")):
         g.operator_overrides.put("api", key, f"fixed window {limit} align first")
@@ -85,7 +85,7 @@ def test_a_key_is_named_with_its_identity_or_by_its_value():
     assert [one.allowed and one.decision.limit for one in asked] == [False, False, 8, 7]
 
 
-# What holds
+# Effects
 
 
 def test_an_override_follows_the_law_of_several_rates():
@@ -99,7 +99,7 @@ def test_an_override_follows_the_law_of_several_rates():
 
 
 def test_a_rate_alone_has_the_algorithm_of_the_rule():
-    """So that what was used stays used; with the option of another algorithm it is that one."""
+    """Charges are kept; with the option of another algorithm it is that one."""
     g = Gate(
         Policy.of(limits=[{"name": "api", "key": "ip", "limit": "fixed window 2/h"}]), store=MemoryStore(clock=ManualClock())
     )
@@ -122,7 +122,7 @@ def test_it_precedes_the_overrides_of_the_policy():
 
 
 def test_it_ends_when_it_expires():
-    """By the gate's clock, without a reader; what it hid holds again."""
+    """By the gate's clock, without a reader; a hidden override holds again."""
     clock = ManualClock(1000.0)
     g = gate(MemoryStore(clock=clock), clock=clock)
     g.operator_overrides.put("api", "a*", "fixed window 4/h align first")
@@ -149,7 +149,7 @@ def test_unlimited_is_an_override_too():
 
 @pytest.mark.parametrize("text", ["blocked", "0", " Blocked "])
 def test_a_blocked_key_is_refused_and_nothing_is_charged(text):
-    """Neither under the rule nor under the others of the request; the refusal says never."""
+    """Neither under the rule nor under the others of the request; the refusal has no retry time."""
     g = gate()
     g.operator_overrides.put("api", "ip:10.0.0.*", text)
     asked = g.ask(WrittenRequest(peer="10.0.0.1"))
@@ -179,7 +179,7 @@ def test_every_call_of_a_blocked_key_is_refused():
     assert (bool(one.decision), one.operator) == (False, "blocked by an operator")
 
 
-# Who follows
+# Gates that use overrides
 
 
 @pytest.mark.server
@@ -212,7 +212,7 @@ def test_every_gate_over_the_store_follows(kind, tmp_path):
 
 @pytest.mark.server
 def test_bytes_that_are_no_text_hide_no_override():
-    """Other programs may write to the hash of a server: what is no override is skipped."""
+    """Other programs may write to the hash of a server: invalid entries are skipped."""
     with Valkey() as server, Gate(policy(), store=RedisStore(server.url, timeout="60s")) as one:
         one.operator_overrides.put("api", "a", "blocked")
         server.client().hset("limitkeeper:=overrides:shop", mapping={b"\xff": b"{}", b'["api", "b"]': b"\xff"})
@@ -221,7 +221,7 @@ def test_bytes_that_are_no_text_hide_no_override():
 
 
 def test_a_reload_keeps_them():
-    """Also where the policy names another rule first; a rule that is gone takes its overrides along."""
+    """Also where the policy names another rule first; a removed rule removes its overrides."""
     g = gate()
     g.operator_overrides.put("api", "a", "blocked")
     g.reload(Policy.of(name="shop", limits=[{"name": "new", "limit": "1/s"}, *[dict(one, key="ip") for one in LIMITS]]))
@@ -249,7 +249,7 @@ class FailingHash(MemoryHash):
 
 
 def test_while_the_store_fails_the_known_ones_stay(caplog):
-    """The error is logged; what another version has written is skipped."""
+    """The error is logged; entries of another version are skipped."""
     kept = FailingHash()
     overrides = OperatorOverrides(kept, ManualClock(1.0))
     g = gate()
@@ -271,7 +271,7 @@ def test_while_the_store_fails_the_known_ones_stay(caplog):
 
 
 def test_wrong_ones_are_refused():
-    """With what to write instead, and never half written."""
+    """The error names the right form, and nothing is half written."""
     g = gate()
     with pytest.raises(InvalidLimit, match="unknown algorithm"):
         g.operator_overrides.put("api", "a", "lots 5/s")
@@ -298,7 +298,7 @@ def test_a_rule_with_a_capacity_has_no_overrides():
 
 
 def test_a_long_key_is_hashed_as_requests_hash_theirs():
-    """So that its override is found."""
+    """The key is canonical, so that its override is found."""
     g = gate()
     g.operator_overrides.put("all", "x" * 300, "blocked")
     assert g.operator_overrides.all() == [g.operator_overrides.find("all", "x" * 300)]

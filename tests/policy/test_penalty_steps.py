@@ -86,7 +86,7 @@ def test_the_memory_of_offences_is_bounded(monkeypatch):
     for host in range(3):
         assert penalty(g, f"192.0.2.{host}") == HOUR
     g.clock.advance(2 * DAY)
-    assert penalty(g, "192.0.2.9") == MINUTE  # those whose time is over make room
+    assert penalty(g, "192.0.2.9") == MINUTE  # expired entries make room
     g.clock.advance(MINUTE)
     assert penalty(g, "192.0.2.9") == HOUR
 
@@ -117,7 +117,7 @@ def test_steps_must_grow():
 
 
 def test_the_retry_of_one_user_is_not_that_of_another_at_the_same_address():
-    """Who shares an address with somebody whose quota of a day is used up is sent the end of the penalty."""
+    """A client that shares an address with another one whose daily quota is used up is sent the end of the penalty."""
     shared = gate(rule("daily", "fixed window 1/day", key=key("user")), penalty_box=STEPS)
     for _ in range(4):
         ann = asked(shared, request(user="ann"))
@@ -165,7 +165,7 @@ def test_a_sweep_while_threads_add():
 
 
 def test_explain_names_the_penalty():
-    """`explain` says that the penalty box refuses, and when to retry, as the response does; it counts nothing."""
+    """`explain` shows that the penalty box refuses, and its retry time, as the response does; it counts nothing."""
     g = growing_gate()
     penalty(g)
     counted = g.snapshot()
@@ -179,7 +179,7 @@ def test_explain_names_the_penalty():
     assert RequestExplanation(g.policy, request(), g.explain(request())).text().endswith("→ allowed")
 
 
-def test_refusals_of_other_clients_box_nobody():
+def test_refusals_of_other_clients_box_no_further_client():
     """When more clients are refused than are counted, a further client is refused by its limits alone."""
     g = growing_gate()
     g._penalty_box._store = MemoryStore(10, g.clock)

@@ -23,7 +23,7 @@ def test_each_policy_of_the_page_loads(text, caplog):
 
 
 def test_the_page_has_its_policies():
-    """The page shows more than a handful of policies, so that the test above means something."""
+    """The page shows more than a few policies, so that the test above is not empty."""
     assert len(BLOCKS) >= 10
 
 

@@ -46,7 +46,7 @@ def test_repeated_requests_are_attempts_of_one(mode):
 
 
 def test_refused_requests_are_attempts():
-    """What a limit refuses and what the penalty box refuses is counted; what is exempt is not."""
+    """Requests that a limit or the penalty box refuses are counted; exempt ones are not."""
     box = PenaltyBoxConfig(parse_limit("fixed window 3/min"), 60_000_000)
     g = counting_gate(rule("all", "fixed window 1/h"), penalty_box=box, exempt=(Exemption(match=(Match(path="/healthz"),)),))
     for _ in range(10):
@@ -77,7 +77,7 @@ def test_a_repetition_in_another_window_is_a_request_of_its_own():
     assert (g.snapshot().attempts, g.snapshot().distinct_requests) == (5, 5)
 
 
-def test_the_key_says_what_a_client_is():
+def test_the_key_defines_a_client():
     """Users behind one address are clients of their own; requests without the key are not counted."""
     g = counting_gate(retry_amplification=RetryAmplification(key("user")))
     for user in ("ann", "bob", "ann"):
@@ -121,7 +121,8 @@ def test_a_gate_of_one_rule_counts_no_request_twice():
 
 
 def test_hits_of_single_rules_are_no_requests():
-    """A hit of a rule under a given key has no client: no attempt is counted, and spread retries and the penalty box go on."""
+    """A hit of a rule under a given key has no client: no attempt is counted, and spread retries and the penalty box still
+    apply."""
     box = PenaltyBoxConfig(parse_limit("fixed window 1/min"), 60_000_000)
     g = counting_gate(rule("all", "fixed window 1/min", retry_after=RetryAfter(60_000_000)), penalty_box=box)
     found = [g.hit_rule_nowait(g.compiled.rules[0], "key", 1) for _ in range(5)]

@@ -95,7 +95,7 @@ def test_a_form_whose_fields_a_semicolon_may_separate_has_one_reading_or_shares_
 @pytest.mark.parametrize("charset", ["utf-7", '"UTF-16"', "iso2022_jp", "utf-8; charset*0=utf-7", "x; Charset=utf-8"])
 @pytest.mark.parametrize("kind", [FORM, "application/json"])
 def test_bodies_in_another_charset_share_one_key(kind, charset):
-    """An application that obeys the charset (Django REST framework) reads many spellings of one text: `+AGE-nn` is `ann`."""
+    """An application that uses the charset (Django REST framework) reads many spellings of one text: `+AGE-nn` is `ann`."""
     assert email(b'{"email": "+AGE-nn"}', f"{kind}; charset={charset}") == UNREADABLE
     assert email(b"", f"{kind}; charset={charset}") is None
     assert email(b'{"email": "ann"}', 'application/json; Charset="UTF-8"; version=1') == "ann"
@@ -119,7 +119,7 @@ def test_compressed_and_large_bodies_share_one_key():
 
 
 def test_parts_of_the_request():
-    """Unusual methods are one, unreadable hosts are one, and nothing but a framework knows the route."""
+    """Unusual methods are one, unreadable hosts are one, and only a framework knows the route."""
     request = WrittenRequest("GET", "/", headers={"Host": "Shop.Example:8080"})
     assert [RequestPart(part).of(request) for part in ("host", "method", "route")] == ["shop.example", "GET", None]
     odd = WrittenRequest("BREW", "/", headers={"Host": "a b"})
@@ -152,7 +152,7 @@ def test_retries_are_not_counted_by_the_body():
 
 
 def test_a_rule_by_route_alone_gets_a_note(tmp_path):
-    """A middleware does not know the route, so a rule that counts by nothing else limits nothing there."""
+    """A middleware does not know the route, so a rule with only that key limits nothing there."""
     from limitkeeper.policy.reading.load import examine
 
     path = tmp_path / "policy.yaml"

@@ -50,7 +50,7 @@ def seen(chain: str | None, peer: str | None = PROXY, ip: ClientIp = BEHIND) -> 
     ],
 )
 def test_the_chain_is_read_from_the_right_over_trusted_proxies_only(chain, client):
-    """The client is the last address that is not a trusted proxy, whatever it wrote further left."""
+    """The client is the last address that is not a trusted proxy, whatever the client wrote further left."""
     assert seen(chain) == client
 
 
@@ -97,7 +97,7 @@ def test_without_trusted_proxies_no_header_is_read():
 
 
 def test_a_client_can_not_change_its_key():
-    """Through an honest proxy, which appends who it saw, every spoofed chain comes to the same key."""
+    """Through an honest proxy, which appends the peer's address, every spoofed chain gives the same key."""
     chains = ["", "1.1.1.1, ", "10.0.0.1, ", "10.0.0.1, 10.0.0.2, ", '"quoted, ', "unknown, ", "\x00, ", ", , ,", "::1, " * 5_000]
     assert {seen(spoofed + "203.0.113.9") for spoofed in chains} == {"203.0.113.9"}
 
@@ -148,7 +148,7 @@ def test_no_header_breaks_the_walk(text):
         ("for=203.0.113.9" + ";a=b" * 2_000, PROXY),
     ],
 )
-def test_forwarded_is_read_as_its_standard_says(chain, client):
+def test_forwarded_is_read_as_in_its_standard(chain, client):
     """RFC 7239: quoted, with brackets and ports; hidden and malformed nodes end the walk."""
     assert seen(chain, ip=ClientIp(trusted_proxies=("10.0.0.0/8",), header="Forwarded")) == client
 
@@ -188,7 +188,7 @@ def test_one_client_has_one_spelling():
 
 
 def test_prefixes_widen_keys():
-    """Networks instead of addresses, where the policy says so."""
+    """Networks instead of addresses, where the policy sets it."""
     assert seen(None, peer="198.51.100.77", ip=ClientIp(ipv4_prefix=24)) == "198.51.100.0/24"
     assert seen(None, peer="2001:db8:1:2::3", ip=ClientIp(ipv6_prefix=48)) == "2001:db8:1::/48"
 
@@ -260,7 +260,7 @@ def test_the_cache_is_bounded():
     ],
 )
 def test_a_wrong_argument_is_an_error(wrong, remedy):
-    """It is raised by the constructor, not by the first request."""
+    """The constructor raises it, not the first request."""
     with pytest.raises(ConfigurationError, match=remedy):
         ClientIp(**wrong)
 
@@ -280,7 +280,7 @@ addresses = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6))
 @STEADY
 @given(addresses, addresses, st.integers(0, 128))
 def test_networks_agree_with_the_standard_library(address, base, prefix):
-    """An address is in a network exactly when `ipaddress` says so."""
+    """An address is in a network exactly when `ipaddress` agrees."""
     network = ipaddress.ip_network((base, prefix % (base.max_prefixlen + 1)), strict=False)
     mapped = getattr(address, "ipv4_mapped", None) or address
     assert Networks((str(network),)).holds(str(address)) == (mapped in network)
@@ -297,7 +297,7 @@ def test_a_key_is_the_network_that_the_standard_library_names(address, prefix):
 
 
 def test_networks_hold_addresses_in_any_spelling():
-    """Exemptions see through ports, brackets and IPv4 inside IPv6; other texts are in none."""
+    """Exemptions ignore ports, brackets and IPv6 mapping; other texts are in none."""
     networks = Networks(("10.1.0.0/16", "2001:db8::/32", "192.0.2.7", "::ffff:172.16.0.0/108"))
     inside = ["10.1.2.3", "::ffff:10.1.2.3", "10.1.2.3:80", "[2001:db8::5]:80", "2001:db8:1::5%x", "192.0.2.7", "172.16.9.9"]
     assert all(networks.holds(address) for address in inside)

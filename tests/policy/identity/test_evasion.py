@@ -137,7 +137,7 @@ def test_a_header_bomb_is_one_short_key(gate):
 
 @pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", "a\x00b", "a\u2028b", "\ud800", "%0d%0aX-Evil: 1"])
 def test_no_key_can_inject_anything(gate, value):
-    """A key with line breaks, zeros or half characters is counted like any other."""
+    """A key with line breaks, NUL or lone surrogates is counted like any other."""
     facts = WrittenRequest("GET", "/keyed", headers={"X-Api-Key": value})
     assert passed(gate, [facts] * 3) == 1
     refusal = gate.ask(facts).refusal

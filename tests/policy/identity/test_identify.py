@@ -75,7 +75,7 @@ def test_a_cookie_is_found_among_others(header, value):
 @STEADY
 @given(st.text(max_size=200), st.text(min_size=1, max_size=5))
 def test_no_cookie_header_breaks_its_reader(header, name):
-    """Any text in the header, any name that is looked for: a value or nothing."""
+    """Any text in the header, any searched name: a value or nothing."""
     if name.strip():
         found = Cookie(name).of(WrittenRequest(headers={"Cookie": header}))
         assert found is None or found.strip('" ') in header
@@ -159,7 +159,7 @@ async def soon(facts):
     ],
 )
 def test_a_wrong_argument_is_an_error(make, remedy):
-    """It is raised by the constructor, not by the first request."""
+    """The constructor raises it, not the first request."""
     with pytest.raises(ConfigurationError, match=remedy):
         make()
 
@@ -187,7 +187,9 @@ def test_the_narrowest_network_gives_the_class(peer, name):
 
 
 def test_a_class_can_not_be_claimed():
-    """A client that writes an inside address into a header stays outside; one behind a trusted proxy is who the proxy says."""
+    """A client that writes an inside address into a header stays outside; behind a trusted proxy it has the proxy's reported
+    address.
+    """
     facts = WrittenRequest(peer="8.8.8.8", headers={"X-Forwarded-For": "10.1.2.3"})
     assert Network(ClientIp(), CLASSES, "public").of(facts) == "public"
     behind = Network(ClientIp(("172.16.0.0/12",)), CLASSES, "public")
@@ -195,7 +197,7 @@ def test_a_class_can_not_be_claimed():
     assert behind.of(WrittenRequest(peer="172.16.0.1", headers={"X-Forwarded-For": "8.8.8.8, 10.1.2.3"})) == "internal"
 
 
-# What is kept
+# Length and hashing of values
 
 
 def test_a_long_value_is_hashed():
@@ -206,7 +208,7 @@ def test_a_long_value_is_hashed():
     assert hash_long(bomb).startswith(HASHED)
     assert len(hash_long(bomb)) == 71
     assert hash_long(bomb) != hash_long(bomb + "y")
-    assert hash_long(hash_long(bomb)) != hash_long(bomb)  # who sends the hash of another one's key is not that other one
+    assert hash_long(hash_long(bomb)) != hash_long(bomb)  # a client that sends the hash of another key is not that other client
 
 
 @STEADY
@@ -307,6 +309,6 @@ def test_a_star_stands_for_every_host_below(pattern, host, meant):
 
 @pytest.mark.parametrize("pattern", ["*", "*.", "a.*.com", "**.example.com", "shop example", "http://shop.example"])
 def test_an_invalid_pattern_is_an_error(pattern):
-    """The message says what to write."""
+    """The message names the right form."""
     with pytest.raises(ConfigurationError, match=r"write shop\.example\.com, or \*\.example\.com"):
         host_pattern(pattern)

@@ -192,7 +192,7 @@ def test_a_long_claim_is_hashed(verifier):
 @pytest.mark.parametrize("junk", ["", "    ", ",,,,", "\t\t\t\t", "!" * 4 * MAX_LENGTH, "é" * 4])
 @pytest.mark.parametrize("space", [" ", " " * 2 * MAX_LENGTH], ids=len)
 def test_what_applications_ignore_in_a_header_hides_no_token(verifier, junk, space):
-    """A client can add it to its token: FastAPI strips spaces, and many libraries skip what is not base64 in a signature."""
+    """A client can add it to its token: FastAPI strips spaces, and many libraries skip invalid base64 in a signature."""
     token = signed()
     assert Jwt("sub", verifier).of(bearing(f"{token[:-20]}{junk}{token[-20:]}", f"Bearer{space}")) == "ann"
     assert Jwt("sub", verifier).of(bearing(f"{token[:-20]}{junk}{token[-19:]}", f"Bearer{space}")) is None
@@ -332,7 +332,7 @@ def test_the_library_is_imported_when_a_verifier_is_made(python):
     assert done.stdout.strip() == "False", done.stderr
 
 
-# What a client can make a request cost
+# Bounds on the cost of a request
 
 
 def test_the_cache_holds_digests_and_no_expired_token(verifier, moment):
@@ -371,7 +371,7 @@ def test_a_request_is_verified_a_bounded_number_of_times(cookies, monkeypatch):
 
 
 def test_the_first_and_the_last_of_several_tokens_count(verifier):
-    """What an application may take is verified, between whatever else; what none takes is not."""
+    """Every token that an application may take is verified, whatever surrounds it; others are not."""
     forged = [signed(OTHER, n=n) for n in range(9)]
     first, last, middle = [signed(), *forged], [*forged, signed()], [*forged[:1], signed(), *forged[1:]]
     found = [Jwt("sub", verifier).of(WrittenRequest(headers={"Authorization": ", ".join(one)})) for one in (first, last, middle)]

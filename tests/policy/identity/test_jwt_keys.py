@@ -36,7 +36,7 @@ def token(private, algorithm="RS256", **headers) -> str:
     return jwt.encode({"sub": "ann"}, private, algorithm=algorithm, headers=headers)
 
 
-def who(verifier: Verifier, said: str) -> str | None:
+def subject_of(verifier: Verifier, said: str) -> str | None:
     return Jwt("sub", verifier).of(WrittenRequest(headers={"Authorization": f"Bearer {said}"}))
 
 
@@ -58,22 +58,22 @@ def test_tokens_of_every_key_count(text, form):
     """A token that any of the keys signed counts, named or not; a foreign token does not, whatever its kid."""
     verifier = Verifier(form(text), ("RS256",))
     for private in (OLD, NEW):
-        assert who(verifier, token(private)) == "ann"
+        assert subject_of(verifier, token(private)) == "ann"
     for headers in ({}, {"kid": "2026"}, {"kid": "9999"}):
-        assert who(verifier, token(STRANGER, **headers)) is None
+        assert subject_of(verifier, token(STRANGER, **headers)) is None
 
 
 def test_a_token_that_names_its_key_is_tried_with_that_one():
     """A token with the kid of one key is not accepted when another signed it."""
     verifier = Verifier(TEXTS["a set with names"], ("RS256",))
-    assert who(verifier, token(NEW, kid="2026")) == "ann"
-    assert who(verifier, token(NEW, kid="2025")) is None
+    assert subject_of(verifier, token(NEW, kid="2026")) == "ann"
+    assert subject_of(verifier, token(NEW, kid="2025")) is None
 
 
 @pytest.mark.parametrize("forged", ["", "a.b.c", "a.b", "." * 50, token(NEW)[:-4] + "AAAA", token(CURVE, "ES256")])
 def test_forged_tokens_are_invalid(forged):
     """Broken, altered and foreign tokens are rejected by all keys."""
-    assert who(Verifier(TEXTS["pem"], ("RS256",)), forged) is None
+    assert subject_of(Verifier(TEXTS["pem"], ("RS256",)), forged) is None
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_key_is_text_or_bytes(key):
 def test_a_private_member_of_a_set_verifies_like_its_public_half():
     """A private key in a set is used as its public key."""
     private = json.loads(jwt.get_algorithm_by_name("RS256").to_jwk(OLD))
-    assert who(Verifier(key_set(private), ("RS256",)), token(OLD)) == "ann"
+    assert subject_of(Verifier(key_set(private), ("RS256",)), token(OLD)) == "ann"
 
 
 POLICY = """
@@ -129,7 +129,7 @@ def test_a_key_rotation_locks_no_client_out(tmp_path):
 
 
 def test_a_set_is_no_shared_secret(tmp_path):
-    """A key set is public: as the secret of HS256 it would let anyone sign, which is an error."""
+    """A key set is public: as the secret of HS256 it would let any client sign, which is an error."""
     (tmp_path / "keys").write_text(key_set(member(OLD)))
     (tmp_path / "limitkeeper.yaml").write_text(POLICY.replace("RS256", "HS256"))
     with pytest.raises(PolicyError, match="this key is public: anyone could sign with it"):

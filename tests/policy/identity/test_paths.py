@@ -149,7 +149,7 @@ def test_a_path_that_can_be_read_in_several_ways_is(sent, taken):
 )
 @pytest.mark.parametrize("before", ["/checkout/{}/..", "/static/{}/../../checkout", "/checkout/x/{}/../.."])
 def test_dots_may_be_resolved_before_anything_is_removed(before, segment):
-    """nginx resolves dots where every segment counts, and asks with the target as it was sent: what it serves is a reading."""
+    """nginx resolves dots where every segment counts, and calls with the target as it was sent: what it serves is a reading."""
     assert "/checkout" in readings(before.format(segment))
 
 
@@ -172,7 +172,7 @@ def test_dots_may_be_resolved_before_anything_is_removed(before, segment):
     ids=range(12),
 )
 def test_a_long_path_takes_bounded_time(path):
-    """A path of 100 kB, is normalized in milliseconds."""
+    """A path of 100 kB is normalized in milliseconds."""
     began = time.process_time()
     once = normalize_path(path)
     took = time.process_time() - began

@@ -74,7 +74,7 @@ def test_the_schema_rejects_exactly_the_schema_errors(path, monkeypatch):
 
 
 def test_the_schema_is_valid():
-    """What `limitkeeper policy schema` prints is valid JSON Schema."""
+    """The output of `limitkeeper policy schema` is valid JSON Schema."""
     jsonschema.Draft202012Validator.check_schema(policy_schema())
 
 
@@ -101,7 +101,7 @@ def test_a_long_line_is_cut_around_its_error():
 
 
 def test_reading_ends_after_a_hundred_errors():
-    """A file of many errors gives a hundred of them and says that there may be more."""
+    """A file of many errors gives a hundred of them and a note that there may be more."""
     with pytest.raises(PolicyError, match="has 100 or more errors") as caught:
         Policy.read("".join(f"word{i}: 1\n" for i in range(5000)))
     assert len(caught.value.diagnostics) == 100

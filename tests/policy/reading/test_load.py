@@ -63,7 +63,7 @@ def test_the_sample_loads_as_it_stands(shop, caplog):
     assert caplog.records == []
 
 
-def test_the_samples_identities_are_what_they_say(shop):
+def test_the_samples_identities_have_their_values(shop):
     """Headers, verified claims (the second under the key of the first) and the client's address behind proxies."""
     assert shop.identify["tenant"] == Header("x-tenant")
     user, plan = shop.identify["user"], shop.identify["plan"]
@@ -75,7 +75,7 @@ def test_the_samples_identities_are_what_they_say(shop):
     assert shop.identify["ip"] == ClientIp(("10.0.0.0/8",), ipv6_prefix=64)
 
 
-def test_the_samples_rules_are_what_they_say(shop):
+def test_the_samples_rules_have_their_values(shop):
     """Keys joined and first present, conditions, limits by plan, overrides and messages come out as values."""
     rules = {rule.name: rule for rule in shop.rules}
     assert rules["partner"].when == When(present=("partner",))
@@ -120,7 +120,7 @@ def test_the_top_of_a_policy(everything):
 
 
 def test_every_kind_of_identity(everything):
-    """Each kind of identity has its fields; a network class looks at the policy's own client address."""
+    """Each kind of identity has its fields; a network class uses the policy's own client address."""
     found = everything["policy"].identify
     ip = ClientIp(("10.0.0.0/8", "unix"), "Forwarded", ipv6_prefix=56, ipv4_prefix=24)
     assert found["ip"] == ip
@@ -215,7 +215,7 @@ def test_the_schema_accepts_what_loads(name):
 
 
 def test_the_full_file_has_every_field():
-    """tests/policy/everything.yaml has every field of the schema, so that none goes untested."""
+    """tests/policy/everything.yaml has every field of the schema, so that none remains untested."""
     text = (HERE / "everything.yaml").read_text()
     words: set[str] = set()
 
@@ -241,8 +241,8 @@ def rule(text: str) -> object:
     ).rules[0]
 
 
-def test_every_policy_knows_the_client():
-    """`ip` is there without being defined."""
+def test_every_policy_has_the_client_address():
+    """`ip` is available without a definition."""
     assert Policy.read("limits: [{name: a, key: ip, limit: 5/s}]").identify == {"ip": ClientIp()}
 
 
@@ -262,14 +262,14 @@ def test_headers_off_is_none_at_all():
 
 
 def test_a_method_may_be_any():
-    """Methods are read in any case; one that is not HTTP's own is taken as it is unless it looks misspelt."""
+    """Methods are read in any case; a non-standard one is accepted unless it looks misspelt."""
     assert rule("match: post /x").match == (Match(frozenset({"POST"}), "/x"),)
     assert rule("match: PURGE /x").match == (Match(frozenset({"PURGE"}), "/x"),)
     assert rule('match: "GET, HEAD /x"').match == (Match(frozenset({"GET", "HEAD"}), "/x"),)
 
 
 def test_a_secret_may_come_from_the_environment(monkeypatch):
-    """A header's value and a key may stand in the environment."""
+    """A header's value and a key may be in the environment."""
     monkeypatch.setenv("LIMITKEEPER_TEST_PROBE", "letmein")
     monkeypatch.setenv("LIMITKEEPER_TEST_KEY", "k" * 32)
     text = """
@@ -291,7 +291,7 @@ def test_nothing_is_imported_by_reading():
 
 
 def test_a_named_call_is_called():
-    """A call by name is the thing that it names."""
+    """A call by name is the named object."""
     assert ImportString("os.path:basename")("/a/b") == "b"
     with pytest.raises(ConfigurationError, match="can't be called"):
         ImportString("os.path:sep").load()

@@ -147,7 +147,7 @@ def test_a_good_file_with_a_few_characters_changed(seed, source):
 
 
 def test_the_samples_of_the_fuzz_are_good():
-    """What the fuzz changes loads as long as it is not changed."""
+    """The base of the fuzz loads as long as it is not changed."""
     assert only_clear_errors(lambda: Policy.read(SHOP)) is not None
     assert only_clear_errors(lambda: Policy.read(EVERYTHING)) is not None
 
@@ -198,6 +198,6 @@ HOSTILE = {
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_hostile_file_takes_bounded_time(text):
-    """Half a megabyte that was made to take long is read, or refused, within the time of a large good file."""
+    """Half a megabyte made to be slow is read, or refused, within the time of a large good file."""
     assert len(text) <= MAX_BYTES
     only_clear_errors(lambda: Policy.read(text))

@@ -152,7 +152,7 @@ def test_errors_name_the_path(fields, text):
 
 
 def test_what_contains_itself_is_refused():
-    """A list that contains itself, and one that doubles with every level, are refused and not followed for ever."""
+    """A list that contains itself, and one that doubles with every level, are refused without endless recursion."""
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(PolicyError, match="contain itself"):
@@ -257,7 +257,7 @@ def test_file_and_python_agree(said):
 
 
 def test_without_pyyaml_there_is_still_python(python):
-    """Where PyYAML is not installed, policies from Python work, and a file says what to install."""
+    """Where PyYAML is not installed, policies from Python work, and a file's error names the extra."""
     done = python("""
         import sys
         sys.modules["yaml"] = sys.modules["jwt"] = None

@@ -177,7 +177,7 @@ def test_any_text_is_parsed_or_rejected(parse, text):
         assert part[1] >= 1
 
 
-def test_an_unknown_word_gets_the_nearest_known_one():
+def test_an_unknown_word_gets_the_nearest_known_one_as_suggestion():
     """Suggestions ignore case, and are given only for similar words."""
     assert nearest("Tenent", ["user", "tenant"]) == "tenant"
     assert nearest("xyzzy", ["user", "tenant"]) is None
