@@ -1,4 +1,4 @@
-"""What an app under test must offer, and how a case is played to it. Nothing here knows a framework.
+"""The interface of an app under test, and how a case is played on it, independent of any framework.
 
 A framework's test file writes an `App`, and parametrizes over the table:
 
@@ -41,7 +41,7 @@ from stand_ins import NOON, HeldClock, WrappedStore
 
 @dataclass(frozen=True)
 class Response:
-    """What came back. `read` is how many bytes of the request's body the app took; None: nobody can know (a real server)."""
+    """The response. `read` is how many bytes of the request's body the app took; None: unknown (a real server)."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -65,7 +65,7 @@ class Running(Protocol):
 
 
 class App(Protocol):
-    """How to make one with a gate in front of it. `handlers` goes to the gate: {"cached": …}."""
+    """Makes one with a gate in front of it. `handlers` goes to the gate: {"cached": …}."""
 
     kinds: frozenset[str]
     handlers: Mapping[str, Any]
@@ -117,7 +117,7 @@ class Stage:
         thread.start()
         self.begun.append((thread, step.ask, came))
         until(lambda: self.waiting(step.rule) > before, f"{step.ask.target} did not begin to wait")
-        if hasattr(self.clock, "sleeps"):  # asleep, so that whoever moves the clock wakes it
+        if hasattr(self.clock, "sleeps"):  # asleep, so that an advance of the clock wakes it
             until(lambda: len(self.clock.sleeps) > slept, f"{step.ask.target} did not fall asleep")
 
     def waiting(self, rule: str) -> int:
@@ -156,8 +156,8 @@ class Stage:
 
 
 def check(ask: Ask, response: Response, where: str, passed: float = 0.0) -> None:
-    """Everything that was said about an answer, and what holds for all of them. `passed` are seconds of real time since the case
-    began, by which what is to be waited may have become less."""
+    """Checks all expectations of a response, and the facts that hold for every response. `passed` are seconds of real time since
+    the case began, by which waiting times may have become shorter."""
     assert response.status == ask.status, (
         f"{where}: {response.status}, not {ask.status}: {response.headers} {response.body[:300]!r}"
     )
@@ -198,13 +198,13 @@ class RealTime:
 
 
 def play(app: App, case: Case) -> None:
-    """The case in process: a memory store and a clock that moves when told to."""
+    """The case in process: a memory store and a manual clock."""
     clock = HeldClock(NOON) if case.held else ManualClock(NOON)
     store: Any = MemoryStore(clock=clock)
     policy = case.policy
     if case.far:
         store = WrappedStore(store, local=False)
-        policy = f"budget: 60s\n{policy}"  # a busy machine is no store that fails
+        policy = f"budget: 60s\n{policy}"  # a busy machine is no failing store
     _play(app, case, Gate(Policy.read(policy), store=store, handlers=app.handlers), clock, store)
 
 

@@ -41,7 +41,7 @@ async def cached(scope: Any, receive: Any, send: Any) -> None:
 
 
 def plain(gate: Any, calls: list[str]) -> Any:
-    """No framework at all. It sends the same start message every time, as a thrifty app would."""
+    """No framework at all. It sends the same start message every time, as an app that saves allocations would."""
     start = {"type": "http.response.start", "status": 200, "headers": [JSON]}
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -33,7 +33,7 @@ class Loop:
 
 
 class Lifespan:
-    """The startup and the shutdown of an app, as a server asks for them. An app that does not know them goes without."""
+    """The startup and the shutdown of an app, as a server requests them. An app without lifespan support goes without."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -56,7 +56,7 @@ class Lifespan:
             assert answer.result()["type"] == f"{kind}.complete", answer.result()
         else:
             answer.cancel()
-            self.task.exception()  # the app has no lifespan, and said so
+            self.task.exception()  # the app has no lifespan, and raised
 
     async def stop(self) -> None:
         assert self.task is not None
@@ -155,13 +155,13 @@ class InProcess:
 
 
 def is_the_handlers(error: BaseException) -> bool:
-    """Whether it is what /raise raises, or a group of nothing else."""
+    """Whether it is the exception of /raise, or a group of nothing else."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_the_handlers(one) for one in error.exceptions)
     return isinstance(error, ValueError) and str(error) == RAISED
 
 
-#: What /raise says.
+# : The message of /raise.
 RAISED = "the handler raised"
 Handler = Callable[..., Any]
 

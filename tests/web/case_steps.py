@@ -1,4 +1,4 @@
-"""The steps of a case: ask, advance, and what happens to the store meanwhile. No framework is known here."""
+"""The steps of a case: requests, advances of the clock, and failures of the store, independent of any framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ask:
-    """One request (or `times` of them, all alike) and what it must be answered.
+    """One request (or `times` of them, all alike) and the expected response.
 
     fields    header fields by name: the exact value, or None for "not there"
     body      the exact text; None: any
@@ -33,14 +33,14 @@ class Ask:
 
 @dataclass(frozen=True)
 class Advance:
-    """Time goes by: the manual clock's, or (served, on a real store) everybody's."""
+    """Time passes: the manual clock's, or (served, on a real store) real time."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Begin:
-    """A request that is sent from a thread of its own, and not waited for: the next step comes when `rule` has it waiting."""
+    """A request that is sent from a thread of its own, without waiting for it: the next step comes when `rule` has it waiting."""
 
     ask: Ask
     rule: str
@@ -48,19 +48,19 @@ class Begin:
 
 @dataclass(frozen=True)
 class Join:
-    """The requests that were begun have ended, each as it was said."""
+    """The requests that were begun have ended, each with its expected response."""
 
 
 @dataclass(frozen=True)
 class Fail:
-    """From here on the store answers nobody (`failing`), or does again."""
+    """From here on the store fails (`failing`), or works again."""
 
     failing: bool = True
 
 
 @dataclass(frozen=True)
 class Settled:
-    """What a rule counted so far, by the names of `RuleTally`."""
+    """The counters of a rule so far, by the names of `RuleTally`."""
 
     rule: str
     counts: Mapping[str, int]
@@ -68,7 +68,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class WaitThenPass:
-    """Sends until refused, waits exactly what Retry-After says, sends again: that one passes. Real time is allowed."""
+    """Sends until refused, waits exactly Retry-After, sends again: that one passes. Real time is allowed."""
 
     ask: Ask
     rounds: int = 2
@@ -80,10 +80,10 @@ Step = Ask | Advance | Begin | Join | Fail | Settled | WaitThenPass
 
 @dataclass(frozen=True)
 class Case:
-    """One truth about a policy, played to every framework.
+    """One fact about a policy, played on every framework.
 
     held    the clock's sleepers stay asleep until the next Advance
-    far     the store is one that must be waited for, and may fail
+    far     the store is remote, and may fail
     real    also played against the framework's real server, a real Valkey and real time
     only    kinds of app this makes sense for; empty: all. "http" is every framework that speaks HTTP
     """
@@ -112,7 +112,7 @@ def ask(line: str, *, user: str | None = None, **said: Any) -> Ask:
 
 
 def refused(line: str, **said: Any) -> Ask:
-    """A request that is refused: 429 unless said otherwise, and no handler runs."""
+    """A request that is refused: 429 by default, and no handler runs."""
     return ask(line, **{"status": 429, "ran": False, **said})
 
 

@@ -1,7 +1,7 @@
 """The table that every framework passes: all cases, and those that are also played against real servers in real time.
 
 The cases by subject: `cases_keys` (which requests share a limit), `cases_matching` (which rules apply), `cases_responses`,
-`cases_outcomes` (what happens beyond a limit, and afterwards) and `cases_sample_policy` (a whole policy).
+`cases_outcomes` (events beyond a limit, and afterwards) and `cases_sample_policy` (a whole policy).
 """
 
 from __future__ import annotations

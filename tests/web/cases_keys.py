@@ -1,4 +1,4 @@
-"""Who shares a limit with whom: clients, users, tenants, plans, single keys."""
+"""Which clients share a limit: clients, users, tenants, plans, single keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests a rule applies to: methods, paths and the tricks one can play with them, hosts, exemptions."""
+"""The requests to which a rule applies: methods, paths and evasions by them, hosts, exemptions."""
 
 from __future__ import annotations
 

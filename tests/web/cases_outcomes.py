@@ -1,4 +1,4 @@
-"""What happens beyond a limit, and afterwards: waiting, degrading, shadows, costs, outcomes, a store that fails."""
+"""Events beyond a limit, and afterwards: waiting, degrading, shadows, costs, outcomes, a store that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses: statuses, header fields, bodies, and what they never show."""
+"""Responses: statuses, header fields, bodies, and secrets that they never show."""
 
 from __future__ import annotations
 

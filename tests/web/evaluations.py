@@ -1,4 +1,4 @@
-"""Evaluations made by hand of real decisions: limits in a store on a manual clock."""
+"""Evaluations made directly from real decisions: limits in a store on a manual clock."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RequestSequence:
         charged = costs or [cost] * len(self.entries)
         claims = [Claim(entry.named, key, units) for entry, units in zip(self.entries, charged, strict=True)]
         evaluation = Evaluation(self.gate, self.compiled)
-        evaluation.origin = True  # a page asks: every field that there may be is told
+        evaluation.origin = True  # a page sends it: with every field
         evaluation.decision = self.store.decide(claims)
         evaluation.entries, evaluation.keys = list(self.entries), [key] * len(claims)
         evaluation.allowed = evaluation.decision.allowed
@@ -60,9 +60,9 @@ class RequestSequence:
         return self.ask()
 
     def bare(self, refusal: Refusal) -> Evaluation:
-        """A refusal without a decision: who is shut out, or a store that failed."""
+        """A refusal without a decision: by the penalty box, or by a store that failed."""
         evaluation = Evaluation(self.gate, self.compiled)
-        evaluation.origin = True  # a page asks: every field that there may be is told
+        evaluation.origin = True  # a page sends it: with every field
         evaluation.allowed = False
         evaluation.refusal = refusal
         return evaluation

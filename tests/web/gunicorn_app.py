@@ -1,4 +1,4 @@
-"""The suite's app as gunicorn's workers import it: which one, with which policy and store, says the environment."""
+"""The suite's app as gunicorn's workers import it: the environment sets the app, its policy and its store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from limitkeeper.stores import RedisStore  # noqa: E402
 
 
 class Written(list[str]):
-    """Calls that are written to a file, a line each, so that the test hears of every worker's."""
+    """Calls that are written to a file, a line each, so that the test can read every worker's."""
 
     def append(self, call: str) -> None:
         with open(os.environ["SUITE_CALLS"], "a") as file:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-#: What rules match, by the name of the rule and of the route.
+# : The paths of the rules, by the name of the rule and of the route.
 ROUTES = {
     "root": "/",
     "checkout": "/checkout",
@@ -94,7 +94,7 @@ def flask() -> Any:
 
 
 class DjangoUrls:
-    """Stands for the module of ROOT_URLCONF."""
+    """Replaces the module of ROOT_URLCONF."""
 
     def __init__(self) -> None:
         from django.http import HttpResponse

@@ -17,11 +17,11 @@ from hypercorn.config import Config
 
 
 class Wire:
-    """Speaks HTTP to a port, byte for byte as it was told: http.client tidies no path up. One connection per thread, kept."""
+    """Speaks HTTP to a port, byte for byte as given: http.client normalizes no path. One connection per thread, kept."""
 
     calls: list[str]
     port: int
-    #: Statuses after which a server may hang up without saying so: after an error, or when a request's body was not read.
+    # : Statuses after which a server may close without notice: after an error, or when a request's body was not read.
     hangs_up: frozenset[int] = frozenset({500})
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class Wire:
         return self.local.connection  # type: ignore[no-any-return]
 
     def request(self, method: str, target: str, headers: list[tuple[str, str]], body: bytes, peer: str) -> Response:
-        """One request. A server may hang up a connection that was used (an app left a body unread) just when the next one comes:
-        like any client, this one then asks once more on a new connection."""
+        """One request. A server may close a used connection (an app left a body unread) just when the next one comes: like any
+        client, this one then repeats it once on a new connection."""
         used = self.connection().sock is not None
         try:
             return self.once(method, target, headers, body)
@@ -66,7 +66,7 @@ class Wire:
 
 
 class Uvicorn(Wire):
-    """uvicorn on uvloop and httptools. It would believe X-Forwarded-For from 127.0.0.1 unless told not to."""
+    """uvicorn on uvloop and httptools. By default it would trust X-Forwarded-For from 127.0.0.1."""
 
     def __init__(self, app: Any, calls: list[str], **options: Any) -> None:
         super().__init__()

@@ -83,7 +83,7 @@ class Gunicorn(Wire):
 
 
 class GunicornApp:
-    """What the suite plays with: one framework behind gunicorn."""
+    """The app for the suite: one framework behind gunicorn."""
 
     kinds = frozenset({"http", "wsgi"})
 

@@ -1,4 +1,4 @@
-"""Tokens that a policy believes, and tokens that it must not: signed with a secret, or a key pair, of the tests."""
+"""Tokens that a policy accepts, and tokens that it must not: signed with a secret, or a key pair, of the tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def token(secret: str = SECRET, **claims: str) -> dict[str, str]:
 
 
 def unsigned(**claims: str) -> dict[str, str]:
-    """The same, with the algorithm "none": nobody vouches for it."""
+    """The same, with the algorithm "none": without a signature."""
     return {"Authorization": "Bearer " + jwt.encode(claims, "", algorithm="none")}
 
 

@@ -1,4 +1,4 @@
-"""Costs by response size: a size that is known before the first byte goes is charged then, or its response is not sent."""
+"""Costs by response size: a size that is known before the first byte is sent is charged then, or its response is not sent."""
 
 import asyncio
 from typing import Any
@@ -81,7 +81,7 @@ def sent_by_server(size: int) -> Any:
 
 
 async def answer(app: Any, method: str = "GET") -> tuple[int, int]:
-    """Status, and how many bytes of a body were handed to the server."""
+    """Status, and the number of bytes of a body that were passed to the server."""
     exchange = Exchange(b"")
     await app(scope_of(method, "/", [], "192.0.2.1"), exchange.receive, exchange.send)
     size = sum(len(message.get("body", b"")) for message in exchange.messages)
@@ -100,7 +100,7 @@ def first_part(size: int) -> Any:
 
 @pytest.mark.parametrize("write", [announced, whole, sent_by_server, first_part])
 def test_a_response_that_cannot_be_afforded_is_not_sent(write, gate, store):
-    """100 kB a day do not let 100 MB pass: nothing of it is sent, and the request keeps its estimate."""
+    """100 kB a day do not let 100 MB pass: none of it is sent, and the request keeps its estimate."""
     status, size = driven(answer(RateLimitMiddleware(write(HUGE), policy=gate)))
     assert (status, size < 1000) == (429, True)
     assert used(store, gate) == 1
@@ -121,7 +121,8 @@ def test_many_at_once_share_what_is_left(write, gate, store):
 
 
 def test_the_retry_of_a_response_that_was_not_sent_is_true(store):
-    """After exactly that time the same request is sent whole; before it, it is not. What never fits says so."""
+    """After exactly that time the same request is sent whole; before it, it is not. A response above the limit has no retry
+    time."""
     text = MANY.replace("fixed window 100/day", "token bucket 10/s burst 100")
     for early in (True, False):
         gate = Gate(Policy.read(text.replace("bytes", f"bytes-{early}")), store=store)
@@ -147,7 +148,7 @@ def test_what_has_no_body_costs_no_size(gate, store):
 
 
 def test_a_client_that_stops_reading_pays_what_was_sent(gate, store):
-    """What was charged beforehand and not sent is refunded."""
+    """A charge in advance for bytes that are not sent is refunded."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"50000")]})
@@ -316,7 +317,7 @@ def test_grpc_calls(kind, clock):
 
 
 @pytest.mark.parametrize("kind", ["late", "view", "django"])
-def test_a_refusal_by_size_that_is_not_degraded_says_when_to_retry(kind, store):
+def test_a_refusal_by_size_that_is_not_degraded_has_a_retry_time(kind, store):
     """Where a degrade handler can't answer any more, the refusal has Retry-After, and caches do not store it."""
     route = {**ROUTE, "on_refusal": "degrade cheap"}
     handlers = {"cheap": lambda *_: "cheap"}

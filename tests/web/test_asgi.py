@@ -39,7 +39,7 @@ def test_behind_hypercorn(framework, case, valkey):
 
 
 def test_exact_under_concurrency(valkey):
-    """Eight clients of a real server on one key of a real store: together they pass exactly as often as the limit says."""
+    """Eight clients of a real server on one key of a real store: together they pass exactly the limit."""
     policy = Policy.read(
         f"name: web-{uuid.uuid4().hex}\nbudget: 60s\nlimits: [{{name: api, key: ip, limit: token bucket 1/30d burst 50}}]"
     )

@@ -1,4 +1,4 @@
-"""How requests end behind the ASGI middleware, over stores near by and far away: counted once, settled by what was sent."""
+"""How requests end behind the ASGI middleware, over local and remote stores: counted once, settled by the sent bytes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def body(size: int = 0, more: bool = False) -> dict[str, Any]:
 
 @pytest.mark.parametrize("text", [ONE, LOGIN])
 def test_a_handler_that_raises_is_counted_as_500(gate_of, text):
-    """A response that never began is a 500 in the numbers; one that had begun is what it was."""
+    """A response that never began is a 500 in the numbers; one that had begun keeps its status."""
     gate = gate_of(text)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -99,7 +99,7 @@ def test_a_response_whose_start_was_never_sent_is_a_500(gate_of):
 
 @pytest.mark.parametrize("text", [LOGIN, "limits: [{name: running, key: ip, concurrent: 5}]"])
 def test_the_start_of_a_stream_is_sent_at_once(gate_of, text):
-    """A stream whose size is not charged begins when its application says so, not with its first part."""
+    """A stream whose size is not charged begins when its application sends its start, not with its first part."""
     begun = asyncio.Event()
     went: list[str] = []
 
@@ -141,7 +141,7 @@ def test_a_client_that_went_away_is_counted_as_such(gate_of, text):
 @pytest.mark.parametrize("ending", ["returns", "raises", "answers 200", "answers 401"])
 def test_a_client_that_disconnects_is_charged_unless_its_outcome_is_known(gate_of, ending):
     """A handler that ends without a response because its client has disconnected gives nothing back: a failed login would be
-    free. What was answered is known, and counts as that."""
+    free. A response that was started is known, and counts by its status."""
     gate = gate_of(LOGIN)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -183,7 +183,7 @@ def test_an_estimate_stays_charged_where_the_size_is_unknown(gate_of):
 
 
 @pytest.mark.parametrize("text", [ONE, LOGIN])
-def test_an_app_that_says_nothing_has_failed(gate_of, text):
+def test_an_app_without_a_response_has_failed(gate_of, text):
     """Servers answer 500 for an app that returned without a response, and so it is counted, once."""
     gate = gate_of(text)
     asked(gate, saying())
@@ -192,7 +192,7 @@ def test_an_app_that_says_nothing_has_failed(gate_of, text):
 
 
 def test_a_response_to_head_has_no_size(gate_of):
-    """What an app says to HEAD is not sent, so it costs nothing; to GET it does."""
+    """The body that an app sends to HEAD is dropped, so it costs nothing; to GET it does."""
     gate = gate_of(BYTES)
     app = saying(start(), body(4_000, True), body(3_500))
     asked(gate, app, "HEAD")
@@ -219,7 +219,7 @@ def test_a_refusal_to_head_has_no_body(gate_of):
 
 
 def test_a_handler_finds_what_was_decided(gate_of):
-    """`scope["limitkeeper"]` is the evaluation of the request, whoever had to be asked for it."""
+    """`scope["limitkeeper"]` is the evaluation of the request, with a local store or a remote one."""
     found = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -230,7 +230,7 @@ def test_a_handler_finds_what_was_decided(gate_of):
 
 
 def test_hints_before_a_response_settle_nothing(gate_of):
-    """Only the end of a response says how it went."""
+    """Only the end of a response determines its outcome."""
     gate = gate_of(LOGIN)
     asked(gate, saying({"type": "http.response.early_hint", "links": []}, start(401), body()))
     assert (used(gate), gate.snapshot().rules[0].given_back) == (1, 0)
@@ -246,7 +246,7 @@ def test_hints_before_a_response_settle_nothing(gate_of):
     ],
 )
 def test_a_file_has_the_size_that_its_response_declares(gate_of, headers, kilobytes):
-    """Where the server sends a file itself, its Content-Length is its size, and nothing else is."""
+    """Where the server sends a file itself, its Content-Length is its size, and no other length is."""
     gate = gate_of(BYTES)
     exchange = asked(gate, saying(start(200, *headers), {"type": "http.response.pathsend", "path": "/x"}))
     assert [message["type"] for message in exchange.messages] == ["http.response.start", "http.response.pathsend"]
@@ -254,7 +254,7 @@ def test_a_file_has_the_size_that_its_response_declares(gate_of, headers, kiloby
 
 
 def test_a_socket_is_let_in_by_any_store(gate_of):
-    """A handshake waits for a far store like a request does, and the handler finds its decision."""
+    """A handshake waits for a remote store like a request does, and the handler finds its decision."""
     found = []
 
     async def talk(socket: WebSocket) -> None:
@@ -283,7 +283,7 @@ def test_other_protocols_are_not_the_middlewares(gate_of):
 
 
 class Table:
-    """Overrides that say whether they were closed."""
+    """Overrides that record whether they were closed."""
 
     closed = 0
 
@@ -297,7 +297,7 @@ class Table:
 @pytest.mark.parametrize("end", ["complete", "failed"])
 @pytest.mark.parametrize("own", [True, False], ids=["policy", "gate"])
 def test_a_gate_ends_with_the_app_that_made_it(own, end):
-    """What the middleware opened is closed when the app has shut down, not before; a gate that was given is left alone."""
+    """Resources that the middleware opened are closed when the app has shut down, not before; a given gate is left alone."""
     table = Table()
     policy = Policy.of(limits=[{"name": "api", "key": "ip", "limit": "fixed window 5/min"}])
     (one,) = policy.rules
@@ -324,7 +324,7 @@ def test_a_gate_ends_with_the_app_that_made_it(own, end):
 
 
 def test_parts_of_a_file_add_up(gate_of):
-    """A file that is handed to the server in parts costs all of them, with or without a declared length."""
+    """A file that is passed to the server in parts costs all of them, with or without a declared length."""
     part = {"type": "http.response.zerocopysend", "file": 3, "count": 2_000}
     for headers in ((), ((b"content-length", b"6000"),)):
         gate = gate_of(BYTES)

@@ -1,4 +1,4 @@
-"""What the ASGI middleware owes to apps and servers: nothing of theirs is changed, read, blocked or forgotten."""
+"""The ASGI middleware's behaviour towards apps and servers: nothing of theirs is changed, read, blocked or kept."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_messages_of_the_app_are_not_changed(gate):
 
 
 def test_other_messages_pass_untouched(gate):
-    """Early hints, trailers, files handed to the server: whatever is no start of a response passes as it is."""
+    """Early hints, trailers, files passed to the server: any message but the start of a response passes unchanged."""
     hints = {"type": "http.response.early_hint", "links": [b"</a.css>; rel=preload"]}
     file = {"type": "http.response.pathsend", "path": "/etc/hosts"}
     trailers = {"type": "http.response.trailers", "headers": [(b"x", b"1")]}
@@ -81,8 +81,8 @@ def test_other_messages_pass_untouched(gate):
     assert (b"x-ratelimit-remaining", b"4") in sent[1]["headers"]
 
 
-def test_a_handler_that_knows_better_keeps_its_fields(gate):
-    """Fields that a response has already stay; exposed names are joined."""
+def test_fields_of_the_handler_are_kept(gate):
+    """Fields that a response already has stay; exposed names are joined."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"X-RateLimit-Limit", b"7"), (b"access-control-expose-headers", b"X-Own")]
@@ -179,7 +179,7 @@ def test_background_tasks_run(gate):
 
 
 def test_exceptions_pass_through(gate):
-    """What an app raises reaches the server as it is, and is counted as a 500."""
+    """An exception of an app reaches the server unchanged, and is counted as a 500."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise KeyError("mine")
@@ -212,7 +212,7 @@ def test_a_gate_of_its_own_ends_with_the_app(tmp_path):
 
 
 def test_a_policy_that_is_none():
-    """Something that is no policy is an error that says what it must be."""
+    """Anything but a policy is an error that names the right types."""
     with pytest.raises(ConfigurationError, match="expected a Policy"):
         RateLimitMiddleware(hello, policy=42)  # type: ignore[arg-type]
 
@@ -223,7 +223,7 @@ class Sentinel:
 
 @pytest.mark.parametrize("policy", [ONE, LOGIN, BYTES, ONE.replace("5/min", "1/min")], ids=["hit", "outcome", "size", "refused"])
 def test_nothing_waits_for_the_garbage_collector(store, policy):
-    """A request is forgotten when it is over: the decision in its scope makes no circle."""
+    """A request is freed when it is over: the decision in its scope makes no reference cycle."""
     app = RateLimitMiddleware(hello, policy=Gate(Policy.read(policy), store=store))
     ask(app)
     gc.collect()
@@ -238,11 +238,11 @@ def test_nothing_waits_for_the_garbage_collector(store, policy):
         gc.enable()
 
 
-# What is settled -----------------------------------------------------------------------------------------------------
+# Settlement --------------------------------------------------------------------------------------------------------
 
 
 def test_sizes_are_settled_before_the_last_byte(store):
-    """A response's size is settled before its last byte has gone: whoever has seen the end finds it charged."""
+    """A response's size is settled before its last byte is sent: a client that has read the end finds it charged."""
     gate = Gate(Policy.read(BYTES), store=store)
     seen: list[int] = []
 
@@ -263,8 +263,8 @@ def test_sizes_are_settled_before_the_last_byte(store):
         {"type": "http.response.zerocopysend", "file": 3, "count": 7500},
     ],
 )
-def test_files_handed_to_the_server_weigh_what_they_say(store, message):
-    """Where the server sends a file itself, its size is what Content-Length (or the count) says."""
+def test_files_passed_to_the_server_cost_their_length(store, message):
+    """Where the server sends a file itself, its size is that of Content-Length (or the count)."""
     gate = Gate(Policy.read(BYTES), store=store)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -277,7 +277,7 @@ def test_files_handed_to_the_server_weigh_what_they_say(store, message):
 
 
 def test_a_handler_that_raises_owes_as_a_500(store):
-    """An exception is settled as a 500 when the response had not begun, else as what had."""
+    """An exception is settled as a 500 when the response had not begun, else with its status."""
     gate = Gate(Policy.read(LOGIN), store=store)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -294,7 +294,7 @@ def test_a_handler_that_raises_owes_as_a_500(store):
 
 @pytest.mark.parametrize("far", [True, False])
 def test_a_client_that_goes_away_is_settled(store, far):
-    """A request that is cancelled while its handler works stays charged: nobody knows its outcome."""
+    """A request that is cancelled while its handler works stays charged: its outcome is unknown."""
     gate = Gate(Policy.read(LOGIN.replace("limits:", "budget: 60s\nlimits:")), store=WrappedStore(store) if far else store)
     waiting = asyncio.Event()
 
@@ -321,7 +321,7 @@ def test_a_client_that_goes_away_is_settled(store, far):
 
 
 def test_a_stream_that_the_client_leaves(store):
-    """A streamed answer that the client leaves is settled with what had gone."""
+    """A streamed response whose client disconnects is settled with the sent bytes."""
     gate = Gate(Policy.read(BYTES), store=store)
 
     async def endless() -> Any:
@@ -359,7 +359,7 @@ def test_a_stream_that_the_client_leaves(store):
 
 
 class FarStore(WrappedStore):
-    """A store that must be awaited: whoever asks it in the way that blocks is found out."""
+    """A store that must be awaited: a blocking call of it is an error."""
 
     def decide(self, *args: Any, **options: Any) -> Any:
         raise AssertionError("a blocking call on the loop")
@@ -377,7 +377,7 @@ class FarStore(WrappedStore):
 
 @pytest.mark.parametrize("policy", [ONE, LOGIN, BYTES], ids=["hit", "outcome", "size"])
 def test_the_loop_is_never_blocked(store, policy):
-    """A store that is far away is only ever awaited, for the decision and for what is settled."""
+    """A remote store is only ever awaited, for the decision and for the settlement."""
     gate = Gate(Policy.read(policy.replace("limits:", "budget: 60s\nlimits:")), store=FarStore(store))
     answer = ask(RateLimitMiddleware(hello, policy=gate)).response("GET")
     assert (answer.status, answer.body) == (200, b"hello")

@@ -47,7 +47,7 @@ def test_lines_of_a_header_are_joined():
 
 
 def test_a_query_gives_its_first_value():
-    """Empty values are values, the first of several counts, and what stands behind a thousand parameters is not looked at."""
+    """Empty values are values, the first of several counts, and parameters after the thousandth are not read."""
     context = facts(target="/?a=1&a=2&b=&c=%C3%A9")
     assert [context.query(name) for name in "abcd"] == ["1", "", "é", None]
     many = facts(target="/?" + "x=1&" * (PARAMETERS - 1) + "y=2&z=3")
@@ -55,7 +55,7 @@ def test_a_query_gives_its_first_value():
 
 
 def test_a_scope_may_leave_things_out():
-    """No query, no client, no mount point, no method: a handshake of the barest kind is still a GET of somebody unknown."""
+    """No query, no client, no mount point, no method: a minimal handshake is still a GET of an unknown client."""
     context = AsgiRequestContext({"type": "websocket", "path": "/", "headers": []})
     assert (context.method, context.path, context.query("a"), context.peer(), context.certificate()) == (
         "GET",
@@ -70,12 +70,12 @@ def test_a_scope_may_leave_things_out():
 
 @pytest.mark.parametrize(("client", "peer"), [(("192.0.2.7", 1), "192.0.2.7"), (("", 0), None), (None, None), ((None, 0), None)])
 def test_a_socket_without_an_address_is_nobodys(client, peer):
-    """Where the server knows no address, nobody makes one up."""
+    """Where the server has no address, none is invented."""
     assert facts(client=client).peer() == peer
 
 
 def test_any_mapping_is_a_scope():
-    """A framework may hand on a mapping of its own, and finds it again in the facts."""
+    """A framework may pass on a mapping of its own, and finds it again in the facts."""
     scope = MappingProxyType(scope_of("GET", "/x?a=1", [("X-A", "1")], "192.0.2.1"))
     context = AsgiRequestContext(scope)
     assert (context.path, context.query("a"), context.header("x-a"), context.peer()) == ("/x", "1", "1", "192.0.2.1")
@@ -99,7 +99,7 @@ NAMED = {"client_cert_name": "CN=billing", "client_cert_san": ("billing.test",)}
     ],
 )
 def test_only_a_certificate_that_was_verified_names_its_bearer(extensions, context):
-    """What the server says it verified counts; a certificate with an error, or without a name, is none."""
+    """A certificate counts when the server declares it verified; one with an error, or without a name, does not."""
     assert facts(extensions=extensions).certificate() == context
 
 
@@ -110,7 +110,7 @@ def gate_and_passage(store: Any) -> Any:
 
 
 def test_a_start_is_counted_once(gate_and_passage):
-    """However many starts an app sends, the first one is the response, and whatever fails behind it changes nothing."""
+    """However many starts an app sends, the first one is the response, and later failures change nothing."""
     gate, evaluation = gate_and_passage
     sent: list[Any] = []
     sending = HeaderSend(evaluation, sent.append)

@@ -154,7 +154,7 @@ def test_bodies_without_a_length(send):
 
 
 def test_parameters_of_fastapi_are_read_first(store):
-    """FastAPI reads the body for the handler's parameters before its limits, which then use what was read."""
+    """FastAPI reads the body for the handler's parameters before its limits, which then use the same bytes."""
     app = FastAPI()
     fastapi.install(app)
 
@@ -217,7 +217,7 @@ def test_django(store):
 
 
 def test_django_under_asgi(store):
-    """Under ASGI too; a body without a length, which Django would read whole, shares the key of what is not read."""
+    """Under ASGI too; a body without a length, which Django would read whole, shares the key of unread bodies."""
     view = csrf_exempt(django_limit(**ONE)(echo_view))
     with override_settings(LIMITKEEPER={"STORE": store}, MIDDLEWARE=[]):
         server = Uvicorn(Handler(Urls([path("", view)])), [], lifespan="off")
@@ -238,7 +238,7 @@ def django_middleware_app(store: MemoryStore) -> Any:
 
 @pytest.mark.parametrize("make", [asgi_app, starlette_app, django_middleware_app])
 def test_bodies_that_http_2_does_not_announce(make, store):
-    """Over HTTP/2 a body of another type shares the key of what is not read, whatever the method; without a body it is absent."""
+    """Over HTTP/2 a body of another type shares the key of unread bodies, whatever the method; without a body it is absent."""
     site = {"POLICY": POLICY, "STORE": store}
     with override_settings(LIMITKEEPER=site, MIDDLEWARE=["limitkeeper.web.django.RateLimitMiddleware"]):
         server = Hypercorn(make(store), [])
@@ -253,7 +253,7 @@ def test_bodies_that_http_2_does_not_announce(make, store):
                     )
         server.close()
     later = [429] * (len(methods) - 1)
-    assert found == [200, *later, 200, *later]  # by address, then by the key of what is not read
+    assert found == [200, *later, 200, *later]  # by address, then by the key of unread bodies
 
 
 def test_an_unannounced_body_to_flask(store):
@@ -278,7 +278,7 @@ def test_an_unannounced_body_to_flask(store):
 
 
 def test_zeros_before_a_length(store):
-    """A large body is not read where zeros precede its length, and shares the key of what is not read."""
+    """A large body is not read where zeros precede its length, and shares the key of unread bodies."""
     app, reads = wsgi_app(store), []
 
     class Input(BytesIO):

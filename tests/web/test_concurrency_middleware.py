@@ -75,7 +75,7 @@ def test_the_request_beyond_the_bulkhead_is_answered_503():
 
 
 def test_a_background_task_after_a_response_holds_no_place(clock):
-    """The application goes on when its response has ended; its place is free, and its response time has been measured."""
+    """The application continues when its response has ended; its place is free, and its response time has been measured."""
 
     async def run() -> None:
         inner, ended, adaptive = Held(), asyncio.Event(), AdaptiveBulkhead(AIMD(1, 1, 1), clock=clock)
@@ -186,8 +186,8 @@ def test_a_class_that_the_shedder_does_not_have_is_the_default_one(caplog, clock
     assert [record.getMessage().startswith("unknown class 'vital'") for record in caplog.records] == [True]
 
 
-def test_an_adaptive_limit_learns_from_responses(clock):
-    """503 and 504 are drops, other errors say nothing, and successes raise it."""
+def test_an_adaptive_limit_adapts_to_responses(clock):
+    """503 and 504 are drops, other errors change nothing, and successes raise it."""
 
     async def run(status: int) -> int:
         inner = Held(status)
@@ -201,7 +201,7 @@ def test_an_adaptive_limit_learns_from_responses(clock):
 
 
 def test_clients_that_cancel_their_requests_do_not_lower_an_adaptive_limit(clock):
-    """They decide when: a hostile client would bring it to its minimum for all."""
+    """The clients decide when: a hostile one would bring it to its minimum for all."""
 
     async def main() -> None:
         adaptive = AdaptiveBulkhead(AIMD(100, 10, 200), clock=clock)
@@ -293,7 +293,7 @@ def test_a_body_that_fails_before_it_is_returned_is_closed():
 
 
 def test_bad_limits_are_named():
-    """With what was expected, when the middleware is made."""
+    """With the expected form, when the middleware is made."""
     with pytest.raises(ConfigurationError, match="expected a Bulkhead, an AdaptiveBulkhead or a LoadShedder, got int"):
         AsgiConcurrencyMiddleware(print, 40)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="unknown class 'usual'"):

@@ -171,7 +171,7 @@ def test_where_exempt_when_raises_the_limit_applies(site):
     assert site("fixed window 1/min", exempt_when=lambda request: 1 / 0).statuses(2) == [200, 429]
 
 
-def test_a_listener_hears_of_refusals_only(site):
+def test_a_listener_receives_refusals_only(site):
     """`on_breach` is called once for each refusal, with an event that has the decision."""
     heard: list[Event] = []
     assert site("fixed window 2/min", on_breach=heard.append).statuses(4) == [200, 200, 429, 429]
@@ -223,7 +223,7 @@ def polite(refusal: Any, request: Any) -> str:
 
 
 def test_a_callable_makes_the_message(site):
-    """`message` is given the refusal and the request, and its text is in the body."""
+    """`message` gets the refusal and the request, and its text is in the body."""
     shop = site("fixed window 1/min", message=polite)
     shop.statuses(1)
     fields, body = shop.answer(**{"X-Name": "Ann"})
@@ -402,13 +402,15 @@ def test_wrong_uses_of_a_dependency_say_how_to_write_it(store):
 
 
 def test_variables_belong_into_policies():
-    """A URL with a variable, which only policy files replace, is an error that says so."""
+    """A URL with a variable, which only policy files replace, is an error with the reason."""
     with pytest.raises(ConfigurationError, match=r"write os.environ\['REDIS_URL'\]"):
         Limiter("5/s", store="${REDIS_URL}")
 
 
 def test_limits_follow_a_reload_of_the_policy_whose_identities_they_use(store, caplog):
-    """A view's limit has the identities of the policy in force, and counts on; where one that it needs is gone, the old one."""
+    """A view's limit has the identities of the policy in force, and keeps its state; where one that it needs is gone, the old
+    one.
+    """
     identify = {"user": {"header": "X-User"}, "ip": {"client_ip": {"trusted_proxies": ["127.0.0.0/8"]}}}
     gate = Gate(Policy.of(identify=identify), store=store)
     app = Flask("reloaded")

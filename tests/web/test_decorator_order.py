@@ -51,7 +51,7 @@ def test_a_limit_above_a_flask_route_is_an_error_at_the_first_request(options, f
 
 @pytest.mark.parametrize("kind", ["app", "router", "mounted"])
 def test_a_limit_above_a_fastapi_route_is_an_error_at_the_start(kind):
-    """Also in a router that is included and an app that is mounted; the server is told that the start failed."""
+    """Also in a router that is included and an app that is mounted; the server gets the failure of the start."""
     app = FastAPI()
     install(app)
     routes = {"app": app, "router": APIRouter(), "mounted": FastAPI()}[kind]
@@ -71,7 +71,7 @@ def test_a_limit_above_a_fastapi_route_is_an_error_at_the_start(kind):
         pass
 
 
-def test_a_server_is_told_that_the_start_failed():
+def test_a_server_gets_the_failure_of_the_start():
     """An exception alone means to a server that the app has no lifespan."""
     app, sent = FastAPI(), []
     install(app)

@@ -41,7 +41,7 @@ def shop(store: MemoryStore, *, installed: bool = True, **words: Any) -> FastAPI
 
 
 def test_the_eleventh_checkout(store, clock):
-    """The eleventh checkout is refused in the seed's exact words and fields, and passes after waiting what it was told."""
+    """The eleventh checkout is refused with the seed's exact text and fields, and passes after the retry time."""
     http = client(shop(store))
     for left in range(9, -1, -1):
         answer = http.post("/checkout")
@@ -58,7 +58,7 @@ def test_the_eleventh_checkout(store, clock):
 
 
 def test_clients_do_not_share(store):
-    """Without a word about keys every client has a limit of its own."""
+    """By default every client has a limit of its own."""
     app = shop(store)
     for _ in range(10):
         client(app).post("/checkout")
@@ -67,7 +67,7 @@ def test_clients_do_not_share(store):
 
 
 def test_other_routes_are_not_limited(store):
-    """A route without the dependency has nothing to do with it."""
+    """A route without the dependency is not limited."""
     http = client(shop(store))
     for _ in range(12):
         http.post("/checkout")
@@ -102,7 +102,7 @@ def test_fields_on_responses_of_the_handlers_own(store):
 
 
 def test_a_key_by_a_callable(store):
-    """A callable that is given the request says who it is; None means the client's address."""
+    """A callable that gets the request identifies the client; None means the client's address."""
     app = FastAPI()
     install(app)
 
@@ -137,7 +137,7 @@ def test_a_key_that_is_awaited(store):
 
 
 def test_a_key_from_another_dependency(store):
-    """A dependency of one's own may ask, with a key that other dependencies found."""
+    """A user's dependency may call the limit, with a key from other dependencies."""
     app = FastAPI()
     install(app)
     limit = RateLimit("1/min", store=store)
@@ -157,7 +157,7 @@ def test_a_key_from_another_dependency(store):
 
 
 def test_routes_count_for_themselves_and_names_are_shared(store):
-    """A limit without a name counts for each route that it stands on; one with a name is one limit for all of them."""
+    """A limit without a name counts for each of its routes; one with a name is one limit for all of them."""
     app = FastAPI()
     router = APIRouter(dependencies=[Depends(RateLimit("1/min", store=store))])
     named = APIRouter(prefix="/named", dependencies=[Depends(RateLimit("1/min", name="both", store=store))])
@@ -180,7 +180,7 @@ def test_routes_count_for_themselves_and_names_are_shared(store):
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_several_limits_on_a_route(store, clock, installed):
-    """An app's limit and a route's are both asked, both told of, and the tighter one gives the X- fields."""
+    """An app's limit and a route's both decide, both are in the fields, and the tighter one gives the X- fields."""
     app = FastAPI(dependencies=[Depends(RateLimit("100/h", store=store))])
     if installed:
         install(app)
@@ -224,7 +224,7 @@ def policy_app(gate: Gate, *, middleware: bool) -> FastAPI:
 
 @pytest.mark.parametrize("middleware", [True, False])
 def test_a_rule_of_a_policy(store, middleware):
-    """A rule that is named on a route holds there; where the middleware has asked it already, it is not counted twice."""
+    """A rule that is named on a route holds there; where the middleware has evaluated it already, it is not counted twice."""
     gate = Gate(Policy.read(POLICY), store=store)
     http = client(policy_app(gate, middleware=middleware))
     assert http.post("/checkout").json() == {"remaining": 2}
@@ -247,7 +247,7 @@ def test_a_rule_follows_its_policy(store):
 
 
 def test_charge_by_outcome(store):
-    """Failed logins count, good ones do not; that needs `install`, and says so."""
+    """Failed logins count, successful ones do not; that needs `install`, and the error names it."""
 
     def app() -> FastAPI:
         made = FastAPI()
@@ -269,7 +269,7 @@ def test_charge_by_outcome(store):
 
 
 def test_degrade(store):
-    """A refused request may be answered by something cheaper."""
+    """A refused request may get a cheaper response."""
 
     async def cached(scope: Any, receive: Any, send: Any) -> None:
         await PlainTextResponse("yesterday's")(scope, receive, send)
@@ -286,7 +286,7 @@ def test_degrade(store):
     assert [http.get("/").text for _ in range(2)] == ['"today\'s"', "yesterday's"]
 
 
-def test_without_install_a_rule_that_degrades_refuses_and_says_when_to_retry(store):
+def test_without_install_a_rule_that_degrades_refuses_with_a_retry_time(store):
     """No degrade handler is called then: the response is a refusal with its fields."""
     from limitkeeper.policy.model import DEGRADE, OnRefusal
 
@@ -368,7 +368,7 @@ def test_messages_of_a_long_connection_are_not_kept(store):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_a_handler_for_refusals_of_ones_own(store, first):
-    """An app may answer refusals in its own words, whether it says so before or after `install`; the fields are added."""
+    """An app may have its own response to refusals, registered before or after `install`; the fields are added."""
     app = shop(store, installed=not first)
 
     @app.exception_handler(TooManyRequests)
@@ -386,8 +386,8 @@ def test_a_handler_for_refusals_of_ones_own(store, first):
     assert answer.headers["cache-control"] == "max-age=1"
 
 
-def test_mistakes_are_told_where_they_stand(store):
-    """A limit that makes no sense is an error when it is written, not when the first request comes."""
+def test_mistakes_are_errors_at_the_declaration(store):
+    """An invalid limit is an error when it is written, not at the first request."""
     for wrong in ({}, {"limit": "5/s", "policy": Policy.read(POLICY), "rule": "checkout"}, {"policy": Policy.read(POLICY)}):
         with pytest.raises(ConfigurationError, match="RateLimit"):
             RateLimit(**wrong)
@@ -429,8 +429,8 @@ def test_what_has_no_name_is_counted_by_its_route(store):
         assert [asking.get(f"/{route}/{item}").status_code for item in ("1", "2", "3", '"')] == [200, 200, 429, 429]
 
 
-def test_a_rule_of_another_host_was_not_asked(store):
-    """A named rule that the middleware left out because of its host is asked by the dependency."""
+def test_a_rule_of_another_host_was_not_evaluated(store):
+    """A named rule that the middleware left out because of its host is evaluated by the dependency."""
     gate = Gate(Policy.read("limits: [{name: api, match: {host: api.example}, key: ip, limit: fixed window 1/min}]"), store=store)
     app = FastAPI()
     app.add_middleware(RateLimitMiddleware, policy=gate)
@@ -483,14 +483,14 @@ async def plain() -> str:
 
 
 def test_an_endpoint_on_one_route_has_its_own_name(store):
-    """Where the endpoint says which route it is, its name is the limit's."""
+    """Where the endpoint names its route, that is the limit's name."""
     app = FastAPI()
     app.get("/plain", dependencies=[Depends(RateLimit("5/s", store=store))])(plain)
     assert client(app).get("/plain").headers["ratelimit"].startswith('"plain-')
 
 
 def test_head_weighs_nothing_in_a_dependency(store):
-    """A cost by size is that of what is sent."""
+    """A cost by size is that of the sent bytes."""
     app = FastAPI()
     install(app)
     limit = RateLimit("fixed window 100/min", cost={"response": "1B", "estimate": 1}, store=store)

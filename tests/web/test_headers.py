@@ -1,4 +1,4 @@
-"""The fields in which a response states its limits, byte for byte."""
+"""The fields of a response about its limits, byte for byte."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHECKOUT = TokenBucket("5/s burst 10")
 
 
 def test_the_hundred_and_first_request_in_a_quarter_of_an_hour():
-    """100 per 15 minutes, all used at the window's start: limit 100, remaining 0, come back after 900 seconds."""
+    """100 per 15 minutes, all used at the window's start: limit 100, remaining 0, retry after 900 seconds."""
     assert text_fields(RequestSequence(FixedWindow("100 per 15 minutes")).after(101)) == [
         ("RateLimit-Policy", '"checkout";q=100;w=900'),
         ("RateLimit", '"checkout";r=0;t=900'),
@@ -39,12 +39,12 @@ def test_the_hundred_and_first_request_in_a_quarter_of_an_hour():
 
 
 def test_the_eleventh_checkout():
-    """5/s with a burst of 10: the eleventh at once comes back after a second."""
+    """5/s with a burst of 10: the eleventh at once may retry after a second."""
     found = lines(fields(RequestSequence(CHECKOUT).after(11)))
     assert (found["retry-after"], found["ratelimit"]) == ("1", '"checkout";r=0;t=1')
 
 
-def test_a_success_tells_what_is_left_and_nothing_of_coming_back():
+def test_a_success_has_what_is_left_and_no_retry_time():
     """An allowed request has both RateLimit fields and the X- ones, no Retry-After, and may be cached as before."""
     assert fields(RequestSequence(CHECKOUT).after(3)) == [
         (b"ratelimit-policy", b'"checkout";q=10;w=2'),
@@ -84,7 +84,7 @@ def test_several_policies_are_members_of_one_line():
     ],
 )
 def test_wire_generations(wire, expected):
-    """Each generation of the draft has its own bytes, and names in Access-Control-Expose-Headers what it sends."""
+    """Each generation of the draft has its own bytes, and lists its fields in Access-Control-Expose-Headers."""
     found = lines(fields(RequestSequence(CHECKOUT, headers=Headers(wire=wire, x=False)).after(3)))
     exposed = found.pop("access-control-expose-headers", "")
     assert found.pop("vary", None) == ("Origin" if expected else None)
@@ -92,7 +92,7 @@ def test_wire_generations(wire, expected):
     assert [name.strip().lower() for name in exposed.split(",") if name] == list(expected)
 
 
-def test_older_generations_tell_of_the_limit_that_speaks():
+def test_older_generations_have_the_deciding_limit():
     """Drafts 6 and 7 have room for one limit's numbers: those of the one closest to its end, or that refuses longest."""
     sequence = RequestSequence(FixedWindow("1000/h"), CHECKOUT, headers=Headers(wire="draft-7"))
     found = lines(fields(sequence.after(3)))
@@ -101,7 +101,7 @@ def test_older_generations_tell_of_the_limit_that_speaks():
 
 
 def test_a_reset_is_off_unless_its_unit_was_said():
-    """X-RateLimit-Reset is seconds from now or seconds since 1970, as the policy says, and absent when it says nothing."""
+    """X-RateLimit-Reset is seconds from now or seconds since 1970, as the policy sets it, and absent by default."""
     quarter = FixedWindow("100 per 15 minutes")
     assert "x-ratelimit-reset" not in lines(fields(RequestSequence(quarter).ask()))
     assert lines(fields(RequestSequence(quarter, headers=Headers(reset="delta")).ask()))["x-ratelimit-reset"] == "900"
@@ -112,14 +112,14 @@ def test_a_reset_is_off_unless_its_unit_was_said():
     assert found["access-control-expose-headers"].endswith("X-RateLimit-Reset")
 
 
-def test_near_tells_only_when_less_than_a_fifth_is_left():
-    """success: near is silent down to a fifth, and speaks below it; refusals speak always."""
+def test_near_has_fields_only_when_less_than_a_fifth_is_left():
+    """success: near has no fields down to a fifth, and has them below it; refusals always have them."""
     sequence = RequestSequence(CHECKOUT, headers=Headers(success="near"))
     assert [bool(fields(sequence.ask())) for _ in range(11)] == [False] * 8 + [True] * 3
 
 
-def test_never_tells_on_refusals_only():
-    """success: never keeps successes as they are; a refusal still says when to come back."""
+def test_never_has_fields_on_refusals_only():
+    """success: never adds nothing to successes; a refusal still has its retry time."""
     sequence = RequestSequence(CHECKOUT, headers=Headers(success="never"))
     assert [bool(fields(sequence.ask())) for _ in range(11)] == [False] * 10 + [True]
 
@@ -130,14 +130,14 @@ def test_headers_off_leave_the_way_back():
     assert fields(RequestSequence(CHECKOUT, headers=off).after(11)) == [(b"retry-after", b"1"), (b"cache-control", b"no-store")]
 
 
-def test_nothing_limits_nothing_is_told():
-    """A request that no rule is meant for gets no field."""
+def test_a_request_without_a_limit_has_no_fields():
+    """A request to which no rule applies gets no field."""
     sequence = RequestSequence()
     assert fields(Evaluation(sequence.gate, sequence.compiled)) == []
 
 
-def test_a_refusal_without_a_decision_says_when_to_come_back():
-    """Who is shut out is told when to come back, and of no limit."""
+def test_a_refusal_without_a_decision_has_a_retry_time():
+    """A client in the penalty box gets the retry time, and no limit."""
     evaluation = RequestSequence().bare(Refusal(PENALTY_BOX, 429, 60, "…"))
     assert fields(evaluation) == [
         (b"retry-after", b"60"),
@@ -147,7 +147,7 @@ def test_a_refusal_without_a_decision_says_when_to_come_back():
     ]
 
 
-def test_what_can_never_pass_is_not_told_to_come_back():
+def test_a_request_that_can_never_pass_has_no_retry_time():
     """A request that costs more than the limit ever allows gets no Retry-After."""
     found = lines(fields(RequestSequence(CHECKOUT).ask(cost=11)))
     assert "retry-after" not in found
@@ -168,15 +168,15 @@ def test_a_degraded_answer_is_no_refusal():
 
 
 def test_a_refusal_by_cost_leaves_t_out_where_it_would_not_be_true():
-    """Three are left and four were asked: in one second they are there, which is less than three at 1/s take, so no t."""
+    """Three are left and four were requested: in one second they are available, sooner than three at 1/s take, so no t."""
     sequence = RequestSequence(TokenBucket("1/s burst 10"))
     sequence.after(7)
     found = lines(fields(sequence.ask(cost=4)))
     assert (found["ratelimit"], found["retry-after"], found["x-ratelimit-remaining"]) == ('"checkout";r=3', "1", "3")
 
 
-def test_a_queue_without_end_tells_its_rate():
-    """A shaper that takes any number advertises its pace."""
+def test_a_queue_without_end_has_its_rate():
+    """A shaper without a capacity advertises its pace."""
     found = lines(fields(RequestSequence(LeakyBucketQueue("5/s")).ask()))
     assert (found["ratelimit-policy"], found["ratelimit"]) == ('"checkout";q=5;w=1', '"checkout";r=0;t=1')
     assert found["x-ratelimit-limit"] == "5"
@@ -184,7 +184,7 @@ def test_a_queue_without_end_tells_its_rate():
 
 @pytest.mark.parametrize("label", ['say "hi"', "back\\slash", "a\r\nSet-Cookie: x=1", "naïve", "x" * 10_000, "\x00", ""])
 def test_no_label_leaves_its_field(label):
-    """Whatever a rule is called, its fields parse, have no control characters and stay short."""
+    """Whatever a rule's name, its fields parse, have no control characters and stay short."""
     for name, value in fields(RequestSequence(CHECKOUT, labels=[label]).after(11)):
         assert all(32 <= byte < 127 for byte in value), name
         assert len(value) < 300
@@ -193,7 +193,7 @@ def test_no_label_leaves_its_field(label):
 
 
 def test_quotes_in_labels_are_escaped():
-    """A label with quotes and backslashes comes out of a parser as it is."""
+    """A label with quotes and backslashes comes out of a parser unchanged."""
     found = dict(fields(RequestSequence(CHECKOUT, labels=['say "hi" \\']).ask()))
     ((received, _),) = http_sf.parse(found[b"ratelimit"], tltype="list")
     assert received == 'say "hi" \\'
@@ -219,7 +219,7 @@ def test_partition_keys_are_keyed_hashes():
     assert alone[b"ratelimit"] == b'"checkout";r=9;t=2;pk=' + pk
 
 
-def test_of_very_many_limits_the_closest_to_their_end_are_told():
+def test_of_very_many_limits_the_closest_to_their_end_are_named():
     """At most ten limits are named: the refusing ones, then those with the smallest part left, in the policy's order."""
     limits = [FixedWindow(f"{count}/h") for count in (*range(30, 0, -1), 500)]
     sequence = RequestSequence(*limits, labels=[f"l{i}" for i in range(31)])
@@ -238,16 +238,16 @@ def test_the_smallest_part_left_is_closest_to_its_end():
     assert names == [*[f"l{i}" for i in range(9)], "l11"]
 
 
-def test_older_generations_say_when_to_come_back_where_nothing_else_is_true():
-    """Drafts 6 and 7 can't leave the reset out: three are left, four were asked, and in a second they are there."""
+def test_older_generations_have_the_retry_time_where_no_other_reset_is_true():
+    """Drafts 6 and 7 can't omit the reset: three are left, four were requested, and in a second they are available."""
     for wire, received in (("draft-6", {"ratelimit-reset": "1"}), ("draft-7", {"ratelimit": "limit=10, remaining=3, reset=1"})):
         sequence = RequestSequence(TokenBucket("1/s burst 10"), headers=Headers(wire=wire))
         sequence.after(7)
         assert received.items() <= lines(fields(sequence.ask(cost=4))).items()
 
 
-def test_who_waited_is_told_the_same_moment():
-    """The moment when a limit is as new does not depend on how long the request will have waited for its turn."""
+def test_a_request_that_waited_gets_the_same_reset():
+    """The reset time of a limit does not depend on how long the request will have waited."""
     sequence = RequestSequence(TokenBucket("1/s burst 1"), headers=Headers(reset="epoch"))
     evaluation = sequence.ask()
     (entry,) = sequence.entries
@@ -271,7 +271,7 @@ def test_letters_that_a_field_can_not_hold_are_question_marks():
 
 
 def test_new_headers_are_followed_by_old_entries():
-    """What is written down about a limit is written anew when the policy's headers change."""
+    """The prepared fields of a limit are made anew when the policy's headers change."""
     sequence = RequestSequence(CHECKOUT)
     assert b"x-ratelimit-limit" in dict(fields(sequence.ask()))
     sequence.compiled.policy = Policy(headers=Headers(x=False))
@@ -279,13 +279,13 @@ def test_new_headers_are_followed_by_old_entries():
 
 
 def test_text_fields_are_the_same_as_text():
-    """WSGI's fields say what ASGI's say, in the spelling of people."""
+    """WSGI's fields have the same values as ASGI's, in title case."""
     evaluation = RequestSequence(CHECKOUT).after(11)
     assert [(name.lower().encode(), value.encode()) for name, value in text_fields(evaluation)] == fields(evaluation)
 
 
 def test_policies_with_equal_headers_keep_their_templates():
-    """What is constant about a limit is encoded once, also where another policy has the same `headers`."""
+    """The constant part of a limit's fields is encoded once, also where another policy has the same `headers`."""
     gates = [Gate(Policy.read("limits: [{name: api, key: ip, limit: fixed window 9/min}]")) for _ in range(2)]
     for gate in gates:
         first, second = (gate.ask(WrittenRequest("GET", "/")) for _ in range(2))
@@ -300,7 +300,7 @@ def test_policies_with_equal_headers_keep_their_templates():
 
 @pytest.mark.parametrize("cors", [True, False])
 @pytest.mark.parametrize("times", [1, 11], ids=["allowed", "refused"])
-def test_fields_that_depend_on_the_origin_say_so_to_caches(cors, times):
+def test_fields_that_depend_on_the_origin_vary_by_it(cors, times):
     """A cache must not give the answer to a request without Origin, which exposes nothing, to a page; so both carry Vary."""
     for origin in (True, False):
         evaluation = RequestSequence(CHECKOUT, headers=Headers(cors=cors)).after(times)

@@ -1,4 +1,5 @@
-"""What holds for the fields of any answer: they parse, promise nothing too much, and a retry at the stated time is allowed."""
+"""Laws about the fields of any response: they parse, promise no more than the limit, and a retry at the stated time is allowed.
+Laws about the fields of any response: they parse, promise no more than the limit, and a retry at the stated time is allowed."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def test_fields_parse_and_promise_no_more_than_there_is(chosen, played):
 @settings(deadline=None)
 @given(limits().filter(lambda limit: isinstance(limit, BUCKETS)), steps)
 def test_a_bucket_never_promises_more_than_its_rate(limit, played):
-    """r within t is at most the rate; with nothing left, a unit is there after t."""
+    """r within t is at most the rate; with nothing left, a unit is available after t."""
     sequence = RequestSequence(limit)
     for cost, rest in played:
         ((_, now),) = members(lines(fields(sequence.ask(cost))), "ratelimit")
@@ -92,7 +93,7 @@ def test_a_bucket_never_promises_more_than_its_rate(limit, played):
 
 @settings(deadline=None)
 @given(st.lists(limits(), min_size=1, max_size=3), steps)
-def test_coming_back_when_told_to_is_allowed(chosen, played):
+def test_a_retry_at_the_stated_time_is_allowed(chosen, played):
     """Retry-After is no earlier than the t of any refusing limit; after exactly so long the same request passes."""
     sequence = RequestSequence(*chosen)
     for cost, rest in played:

@@ -44,7 +44,7 @@ SENT = [{"HTTP_SCRIPT_NAME": "/zz"}, {"HTTP_X_FORWARDED_PREFIX": "/zz"}, {"HTTP_
 
 @pytest.mark.parametrize("headers", SENT)
 def test_a_mount_point_from_a_header_hides_no_path(gate, headers):
-    """The application routes PATH_INFO, whatever a header has put before it: rules for both paths apply, also when cached."""
+    """The application routes PATH_INFO, whatever mount point a header has given: rules for both paths apply, also when cached."""
     for _ in range(2):
         assert labels(gate, WsgiRequestContext(environ("/checkout", "/zz", **headers))) == {"checkout", "mounted", "any"}
         assert labels(gate, WsgiRequestContext(environ("/checkout", "/t", **headers))) == {"checkout", "tenant", "any"}
@@ -71,7 +71,7 @@ def test_a_configured_mount_point_is_part_of_the_path(gate):
 )
 @pytest.mark.parametrize("inside", [True, False])
 def test_what_precedes_the_first_slash_hides_no_path(gate, target, inside):
-    """DispatcherMiddleware takes it for a mount point, whatever it is, and routes the rest: rules for the rest apply."""
+    """DispatcherMiddleware takes any of these for a mount point, and routes the rest: rules for the rest apply."""
     found = []
 
     def application(environ, start_response):

@@ -31,7 +31,7 @@ def gate(store: MemoryStore) -> Gate:
 
 
 def asgi(gate: Gate, method: str, path: str) -> int:
-    """The status of one request to an ASGI app that does not mind its method."""
+    """The status of one request to an ASGI app that accepts any method."""
 
     async def hello(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -58,18 +58,18 @@ def wsgi(gate: Gate, method: str, path: str) -> int:
 
 @pytest.mark.parametrize("ask", [asgi, wsgi])
 def test_a_method_in_lower_case_is_the_method(gate, ask):
-    """Frameworks take `post` for POST, so the rules for POST are meant."""
+    """Frameworks take `post` for POST, so the rules for POST apply."""
     assert [ask(gate, word, "/login") for word in ("post", "Post", "POST", "pOST")] == [200, 200, 429, 429]
 
 
 @pytest.mark.parametrize("ask", [asgi, wsgi])
 def test_no_request_passes_for_a_message(gate, ask):
-    """A rule without methods is not meant by the messages of a websocket; an HTTP request of that name is none."""
+    """A rule without methods does not apply to the messages of a websocket; an HTTP request of that name is none."""
     assert [ask(gate, word, "/all") for word in ("MESSAGE", "message", "Message", "MESSAGE")] == [200, 200, 429, 429]
 
 
-def test_django_says_no_message_either():
-    """What Django calls the method is read in the same way."""
+def test_a_method_named_message_is_a_request_in_django_too():
+    """Django's name of the method is read in the same way."""
     configure()
     assert DjangoRequestContext(RequestFactory().generic("MESSAGE", "/all")).method == "message"
     assert DjangoRequestContext(RequestFactory().generic("post", "/login")).method == "POST"

@@ -1,4 +1,4 @@
-"""The bodies of refusals, and how fields are put to those of a response."""
+"""The bodies of refusals, and how our fields are added to those of a response."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_the_eleventh_checkout_byte_for_byte():
     assert dict(fields(evaluation))[b"retry-after"] == b"1"
 
 
-def test_what_can_never_pass_is_not_told_to_retry():
-    """A message that speaks of retrying gives way to one that says what is wrong; any other message stays."""
+def test_a_request_that_can_never_pass_has_no_message_about_retrying():
+    """A message about retrying is replaced by one that names the cause; any other message stays."""
     for words, expected in (
         (WORDS.message, "This request costs more than its limit ever allows."),
         ("At most {limit} at once.", "At most 10 at once."),
@@ -70,7 +70,7 @@ def test_problem_details_byte_for_byte():
     ],
 )
 def test_a_problem_has_the_type_of_its_reason(reason, status, kind):
-    """A quota, a full queue, a store that failed and a shut-out are different problems; 503 is never the client's quota."""
+    """A quota, a full queue, a failed store and the penalty box are different problems; 503 is never the client's quota."""
     evaluation = RequestSequence(problem=True).bare(Refusal(reason, status, 5, "No."))
     problem = json.loads(body(evaluation, None)[1])
     assert (problem["type"], problem["status"], problem["detail"]) == (IANA + kind, status, "No.")
@@ -100,7 +100,7 @@ def test_a_problem_has_the_type_of_its_reason(reason, status, kind):
     ],
 )
 def test_clients_that_prefer_problem_details_get_them(accept, wanted):
-    """Named with the higher weight, or first among equals: problem+json. A wildcard asks for nothing."""
+    """Named with the higher weight, or first among equals: problem+json. A wildcard requests nothing."""
     assert prefers_problem(accept) is wanted
     kind, text = body(refused(), accept)
     assert (kind == b"application/problem+json") is wanted
@@ -114,7 +114,7 @@ def test_no_accept_breaks_an_answer(accept):
 
 
 def test_a_rule_writes_its_own_body():
-    """Places in a rule's body are filled in, however deep; what is no text stays what it is."""
+    """Places in a rule's body are filled in, however deep; values other than text stay unchanged."""
     own = {"code": "SLOW_DOWN", "message": "{message}", "more": [{"in": "{retry_after} s", "of": "{limit}/{remaining}"}, 7, None]}
     assert received(Answer(message="Easy, {rule}.", body=own)) == (
         b"application/json",
@@ -129,7 +129,7 @@ def test_a_text_is_sent_as_text():
 
 
 def test_what_yaml_makes_of_dates_can_be_sent():
-    """A value that JSON does not know is sent as its text, rather than failing while refusing."""
+    """A value that JSON can't encode is sent as its text, rather than failing while refusing."""
     assert received(Answer(body={"since": date(2026, 1, 10)}))[1] == {"since": "2026-01-10"}
 
 
@@ -145,7 +145,7 @@ def test_what_yaml_makes_of_dates_can_be_sent():
         (Answer(body={"a": "b"}, problem=True), False, None, True),
     ],
 )
-def test_who_decides_between_problem_details_and_json(answer, policy, accept, problem):
+def test_the_choice_between_problem_details_and_json(answer, policy, accept, problem):
     """The rule, then (unless it has a body of its own) the policy or the client; a rule's body adds members to a problem."""
     kind, said = received(answer, accept, problem=policy)
     assert (kind == b"application/problem+json") is problem
@@ -160,7 +160,7 @@ def test_places_reach_into_nothing():
 
 @given(st.text(), st.text())
 def test_no_message_breaks_a_body(message, name):
-    """Whatever a policy's message and a rule's name are, the body is JSON in UTF-8, and the message is in it."""
+    """For any message of a policy and any name of a rule, the body is JSON in UTF-8, and the message is in it."""
     refusal = Refusal(QUOTA, 429, 1, message, Rule(name, (CHECKOUT,), answer=Answer(body={"said": "{rule}: {message}"})))
     said = json.loads(body(RequestSequence().bare(refusal), None)[1].decode())
     assert said == {"said": f"{name}: {message}"}
@@ -172,13 +172,13 @@ def test_lone_surrogates_are_replaced():
 
 
 def test_an_allowed_passage_has_no_body():
-    """Asking for the body of a request that was let pass is an error that says so."""
+    """Requesting the body for an admitted request is an error with the reason."""
     with pytest.raises(ValueError, match="only a refusal"):
         body(RequestSequence(CHECKOUT).ask(), None)
 
 
 def test_a_key_is_in_no_answer():
-    """Neither fields nor bodies hold the key that was limited."""
+    """Neither fields nor bodies contain the limited key."""
     sequence = RequestSequence(CHECKOUT, answer=Answer(body={"all": "{retry_after}{limit}{remaining}{rule}{message}{key}"}))
     for _ in range(11):
         evaluation = sequence.ask(key="ann@example.com")
@@ -186,14 +186,14 @@ def test_a_key_is_in_no_answer():
     assert "ann@" not in everything
 
 
-def test_a_body_says_nothing_where_there_is_no_time_to_come_back():
-    """In a body of the policy, {retry_after} of what can never pass is empty."""
+def test_a_body_without_a_retry_time_has_an_empty_place():
+    """In a body of the policy, {retry_after} of a request that can never pass is empty."""
     evaluation = RequestSequence(CHECKOUT, answer=Answer(body="wait {retry_after}s, {rule}: {limit}")).ask(cost=11)
     assert body(evaluation, None)[1] == b"wait s, checkout: 10"
 
 
 def test_a_capacity_that_is_used_up_is_not_the_clients_quota():
-    """A rule that answers 503 tells of the service; who is shut out is told so, whatever the status."""
+    """A rule with status 503 has a message about the service; the penalty box has its own, whatever the status."""
     for reason, status, kind in (
         (QUOTA, 503, "temporary-reduced-capacity"),
         (QUOTA, 429, "quota-exceeded"),
@@ -204,7 +204,7 @@ def test_a_capacity_that_is_used_up_is_not_the_clients_quota():
 
 
 def test_bodies_of_many_messages_fill_no_memory():
-    """A message that is another one every second is kept for a while, among a bounded number."""
+    """A message that changes every second is cached for a while, among a bounded number."""
     for n in range(3000):
         assert json.loads(default_body(f"message {n}"))["message"] == f"message {n}"
         assert default_body.cache_info().currsize <= 1024
@@ -214,14 +214,14 @@ def test_bodies_of_many_messages_fill_no_memory():
 
 
 def test_fields_are_put_behind_those_of_the_response():
-    """A response that says nothing of limits gets all fields, behind its own."""
+    """A response without fields about limits gets all fields, behind its own."""
     own = [(b"content-type", b"text/plain"), (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")]
     added = fields(RequestSequence(CHECKOUT).ask())
     assert merge(own, added) == own + added
     assert own == [(b"content-type", b"text/plain"), (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")]
 
 
-def test_what_a_handler_says_of_its_quota_stands():
+def test_a_handlers_own_quota_fields_stay():
     """A response that has RateLimit fields keeps them and gets no second line of them; the X- family is another."""
     own = [(b"RateLimit", b'"inner";r=1;t=1')]
     names = [name for name, _ in merge(own, fields(RequestSequence(CHECKOUT).ask()))]
@@ -266,6 +266,6 @@ def test_a_field_of_the_response_needs_no_names_to_be_joined():
 
 
 def test_nothing_to_add_changes_nothing():
-    """Where there is nothing to tell, a response keeps its fields, its exposed names too."""
+    """Without fields to add, a response keeps its own, its exposed names too."""
     own = [(b"access-control-expose-headers", b"A"), (b"ratelimit", b'"x";r=1')]
     assert sorted(merge(own, [])) == sorted(own)

@@ -1,6 +1,6 @@
 """Reading a header costs time and memory in proportion to its lines, in every framework.
 
-Work is counted, not timed: bytes allocated while the lines are read (a copy of what was read so far shows there, in the compiled
+Work is counted, not timed: bytes allocated while the lines are read (a copy of the lines read so far shows there, in the compiled
 build too), and calls. Four times as many lines may do little more than four times the work.
 """
 
@@ -28,7 +28,7 @@ LINES = 1000
 
 
 class Work:
-    """Counts bytes allocated between two looks, and calls."""
+    """Counts bytes allocated between two readings, and calls."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -58,7 +58,7 @@ class Work:
 
 
 class Lines:
-    """Header lines that look at the work whenever one of them is read."""
+    """Header lines that record the work whenever one of them is read."""
 
     def __init__(self, work: Work, lines: list[tuple[Any, Any]]) -> None:
         self.work = work
@@ -121,7 +121,7 @@ def test_four_times_the_lines_are_four_times_the_work(context_of: Callable[..., 
         context = context_of(counted, name, [value] * lines)
         return counted.of(lambda: read(context))
 
-    work(LINES)  # what is made at the first call
+    work(LINES)  # objects made at the first call
     assert work(4 * LINES) <= 5 * work(LINES) + 10_000
 
 

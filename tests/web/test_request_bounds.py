@@ -1,4 +1,4 @@
-"""Everything that is read from a request is linear in its size, and capped: operations and bytes are counted, not time."""
+"""Reading any part of a request is linear in its size, and capped: operations and bytes are counted, not time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ limits:
 """
 HEADERS = ("x-forwarded-for", "forwarded", "x-key", "cookie", "x-cost", "idempotency-key", "host", "x-secret", "accept")
 PARTS = (*HEADERS, "path", "query", "method")
-#: What clients repeat to make reading slow.
+# : Texts that clients repeat to make reading slow.
 UNITS = (
     "a",
     "/",
@@ -129,7 +129,7 @@ def evaluate(gate, refusal, kind, parts):
 
 
 def built(part: str, units: list[str], size: int, end: str = "") -> dict[str, str]:
-    """A part of so many characters; `end` is what a pattern fails at that has matched all the rest."""
+    """A part of so many characters; `end` is where a pattern fails after it has matched all the rest."""
     unit = "".join(units)
     text = (unit * (size // len(unit) + 1))[: size - len(end)] + end
     return {part: ("/" if size % 2 else "/orders/") + text if part == "path" and size % 5 else text}
@@ -152,7 +152,7 @@ def allocated(call, *args) -> int:
     kind=st.sampled_from(["asgi", "wsgi"]),
 )
 def test_operations_and_bytes_are_linear(gate, refusal, part, units, size, kind):
-    """Whatever part of a request is made of whatever is repeated, its evaluation takes at most so many operations and bytes."""
+    """For any part of a request and any repeated text, its evaluation takes at most so many operations and bytes."""
     parts = built(part, units, size)
     assert operations(evaluate, gate, refusal, kind, parts) <= OPERATIONS + PER_BYTE * size
     assert allocated(evaluate, gate, refusal, kind, parts) <= BYTES + BYTES_PER_BYTE * size
@@ -170,7 +170,8 @@ def test_operations_are_capped(gate, refusal, part, kind):
 @pytest.mark.untraced
 @pytest.mark.parametrize("part", PARTS)
 def test_no_pattern_backtracks(gate, refusal, part):
-    """What matches nearly to its end fails at once, without minutes of backtracking: within what is read, and in a megabyte."""
+    """A text that matches nearly to its end fails at once, without minutes of backtracking: within the bound, and in a megabyte.
+    A text that matches nearly to its end fails at once, without minutes of backtracking: within the bound, and in a megabyte."""
     sizes = {"path": 8002, "query": 16_000, "cookie": 4000, "host": 250, "forwarded": 1000, "x-forwarded-for": 1000}
     for unit in UNITS:
         for end in ("x", "%", "/", " ", "="):

@@ -1,7 +1,8 @@
 """However a request ends, in every framework: only an outcome that is known not to count is refunded.
 
-The rule counts failed logins (401). So a 200 or a 500 of the application is refunded, a 401 is not; and what is not known is not:
-a task that was cancelled, a server that stopped, a client that disconnected. A client can choose that ending for each guess.
+The rule counts failed logins (401). So a 200 or a 500 of the application is refunded, a 401 is not; and neither is an unknown
+outcome: a task that was cancelled, a server that stopped, a client that disconnected. A client can choose that ending for each
+guess.
 """
 
 import asyncio
@@ -62,14 +63,14 @@ def gate(store: MemoryStore) -> Gate:
 
 
 def used(gate: Gate, *keys: str) -> int:
-    """How many failed logins are charged; the key of a route's limit says that it is an address."""
+    """The number of failed logins that are charged; the key of a route's limit is marked as an address."""
     named = gate.compiled.rules[0].default_entries[0].named
     found = [gate.store.decide_one(named, key, 0, 0, False) for key in keys or ("192.0.2.1", "ip:192.0.2.1")]
     return sum(decision.limit - decision.remaining for decision in found)
 
 
 class LoginFailed(Exception):
-    """What an application's own handler turns into a 401."""
+    """An exception that the application's own handler turns into a 401."""
 
 
 Behave = Callable[[Callable[[], Awaitable[bytes]]], Awaitable[int]]
@@ -223,14 +224,14 @@ def django_view(gate: Gate, behave: Behave) -> Any:
 
 ASGI = [plain, starlette_around, starlette_inside, starlette_route, fastapi_inside, fastapi_route, litestar, quart]
 ASGI += [django_around, django_middleware, django_view]
-#: Limits of single handlers: what others make of an exception of their handler is not known to them.
+# : Limits of single handlers: the response that others make from an exception of their handler is unknown to them.
 ROUTES = (starlette_route, django_view)
 #: Django reads the whole body before anything of it is called.
 READS_FIRST = (django_around, django_middleware, django_view)
 
 
 class Ending:
-    """A handler that ends in one way, and the client and server that it has to do with."""
+    """A handler that ends in one way, with the client and server for it."""
 
     def __init__(self, ending: str) -> None:
         self.ending = ending
@@ -440,7 +441,7 @@ def test_the_endings_of_a_thread(build, ending, gate):
         pass
     known = WSGI_ENDINGS[ending] if ending != "raised" or build is not django_sync_view else 1
     if ending == "hung up" and build is django_sync:
-        known = 0  # Django hands on what came, and its view has failed: a 500 that is known
+        known = 0  # Django passes on what came, and its view has failed: a 500 that is known
     assert used(gate) == known
 
 

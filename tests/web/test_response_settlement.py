@@ -1,4 +1,4 @@
-"""Bodies that settle what their response owes: once, at their end, however that comes."""
+"""Bodies that settle the charge of their response: once, at their end, in whatever way."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def used(gate: Gate) -> tuple[int, ...]:
 
 
 class Chunks:
-    """A body of either colour that may break, and knows how often it was closed."""
+    """A body, sync or async, that may break, and counts how often it was closed."""
 
     def __init__(self, *chunks: Any, error: BaseException | None = None) -> None:
         self.chunks = chunks
@@ -59,7 +59,7 @@ class Chunks:
 
 
 def read(body: Any) -> list[Any]:
-    """All chunks of a body of either colour."""
+    """All chunks of a body, sync or async."""
 
     async def main() -> list[Any]:
         return [chunk async for chunk in body]
@@ -73,7 +73,7 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 
 def test_a_body_is_counted_to_its_end(gate, kind):
-    """What was handed on is what it cost, text in bytes; it is settled when there is nothing more."""
+    """The passed bytes are the cost, text in encoded form; it is settled at the end of the body."""
     body = kind(Chunks(b"1234", "é", b""), Settlement([gate.ask(WrittenRequest("GET", "/"))], 200))
     assert used(gate) == (1, 1)
     assert read(body) == [b"1234", "é", b""]
@@ -82,7 +82,7 @@ def test_a_body_is_counted_to_its_end(gate, kind):
 
 @pytest.mark.parametrize("status", [0, 404])
 def test_a_body_without_a_good_status_is_no_good_response(gate, kind, status):
-    """A response that never got a status is a failure; another one is what it was."""
+    """A response that never got a status is a failure; any other one counts by its status."""
     read(kind(Chunks(b"12"), Settlement([gate.ask(WrittenRequest("GET", "/"))], status)))
     assert used(gate) == (2, 0)
 
@@ -113,7 +113,7 @@ def test_an_exception_without_a_response_costs_the_estimate(gate, kind):
 
 
 def test_a_body_that_breaks_is_a_failure(gate, kind):
-    """What the application raises goes on, and the response counts as a 500, with the bytes that went."""
+    """An exception of the application propagates, and the response counts as a 500, with the sent bytes."""
     body = kind(Chunks(b"12", error=ValueError("mine")), Settlement([gate.ask(WrittenRequest("GET", "/"))], 200))
     with pytest.raises(ValueError, match="mine"):
         read(body)
@@ -121,7 +121,7 @@ def test_a_body_that_breaks_is_a_failure(gate, kind):
 
 
 def test_a_body_is_closed_once_and_settled_with_it(gate, kind):
-    """Closing closes what was given, once, and settles what has gone so far."""
+    """Closing closes the application's body, once, and settles the bytes sent so far."""
     chunks = Chunks(b"12")
     body = kind(chunks, Settlement([gate.ask(WrittenRequest("GET", "/"))], 200))
     for _ in range(2):
@@ -131,7 +131,7 @@ def test_a_body_is_closed_once_and_settled_with_it(gate, kind):
     assert used(gate) == (0, 2)
 
 
-def test_whoever_gives_an_awaited_body_up_settles_it(gate):
+def test_closing_an_awaited_body_settles_it(gate):
     """`aclose` is the end of a body, too."""
     body = AsyncSettlingBody(Chunks(b"12"), Settlement([gate.ask(WrittenRequest("GET", "/"))], 200))
     driven(body.aclose())
@@ -151,7 +151,7 @@ def test_a_chunk_has_a_length(chunk, bytes_):
 
 
 def test_a_passage_that_owes_keeps_its_facts(gate):
-    """Facts are needed to settle; without a debt, or refused, an evaluation lets go of them."""
+    """Facts are needed to settle; without a debt, or refused, an evaluation releases them."""
     owing = gate.ask(WrittenRequest("GET", "/"))
     assert detach_request(owing, False).context is not None
     owing.allowed = False
@@ -162,7 +162,7 @@ def test_a_passage_that_owes_keeps_its_facts(gate):
 
 
 def test_a_body_that_is_garbage_settles_before_its_store_is_closed(tmp_path):
-    """A reload has changed the store, and the last request of the old version is in a reference cycle that nobody refers to."""
+    """A reload has changed the store, and the last request of the old version is in an unreachable reference cycle."""
 
     def policy(name: str) -> Policy:
         return Policy.of(store=f"shared://{tmp_path}/{name}", limits=[{"name": "running", "concurrent": 1}])
@@ -180,7 +180,7 @@ def test_a_body_that_is_garbage_settles_before_its_store_is_closed(tmp_path):
 @pytest.mark.parametrize(("sent", "gone"), [(b"one\ntwo\nthree", False), (b"one\ntwo\n", True), (b"one\ntw", True), (b"", True)])
 @pytest.mark.parametrize("size", [None, -1, 64])
 def test_a_body_that_is_read_by_lines_has_ended_with_its_last_byte(sent, gone, size):
-    """A line with its end does not say that the client has disconnected; a part of one does, and an early end."""
+    """A complete line does not show that the client has disconnected; a part of one does, and an early end."""
     settlement = Settlement([])
     body = WatchedInput(BytesIO(sent), "13", settlement)
     assert body.readline(0) == b""

@@ -83,7 +83,7 @@ def asked(app, *forwarded: str) -> list[int]:
 @pytest.mark.parametrize("framework", APPS)
 @pytest.mark.parametrize("given", [PROXIES, ClientIp(("10.0.0.0/8",))], ids=["fields", "identity"])
 def test_clients_behind_a_trusted_proxy_are_counted_apart(framework, given):
-    """The address that the proxy reports is the client; what the client wrote further left changes nothing."""
+    """The address that the proxy reports is the client; text that the client wrote further left changes nothing."""
     app = APPS[framework](client_ip=given)
     assert asked(app, "203.0.113.1", "203.0.113.1", "6.6.6.6, 203.0.113.1") == [200, 200, 429]
     assert asked(app, "203.0.113.2", "203.0.113.2") == [200, 200]
@@ -102,8 +102,8 @@ def test_the_proxies_are_checked_where_the_limit_is_declared(framework):
         APPS[framework](client_ip={"trusted_proxies": ["0.0.0.0/0"]})
 
 
-def test_a_route_limit_knows_the_proxies_of_the_middleware(clock):
-    """Where RateLimitMiddleware has evaluated the request, its policy says who the client is."""
+def test_a_route_limit_uses_the_proxies_of_the_middleware(clock):
+    """Where RateLimitMiddleware has evaluated the request, its policy defines the client."""
     identify = {"ip": {"client_ip": PROXIES}}
     policy = Policy.of(identify=identify, limits=[{"name": "site", "key": "ip", "limit": "fixed window 100/h"}])
     app = FastAPI()
@@ -118,7 +118,7 @@ def test_a_route_limit_knows_the_proxies_of_the_middleware(clock):
 
 
 @pytest.mark.parametrize("framework", ["fastapi", "starlette"])
-def test_every_route_limit_knows_the_proxies_where_no_rule_applies(framework):
+def test_every_route_limit_uses_the_proxies_where_no_rule_applies(framework):
     """Also the second one of a route, which finds the first one's evaluation in the scope."""
     policy = Policy.of(identify={"ip": {"client_ip": PROXIES}}, limits=[{"name": "other", "match": "/other", "limit": "1/h"}])
     app = FastAPI()
@@ -145,7 +145,7 @@ def test_a_rule_that_a_rewritten_path_would_match_was_not_evaluated(store):
 
 
 def test_a_wrong_limit_is_named_as_it_was_declared():
-    """An error of a handler's limit names what the application wrote, not a place in a policy that it does not have."""
+    """An error of a handler's limit names the application's text, not a place in a policy that it does not have."""
     unit = "limit: '5/sek': unknown unit 'sek'; use one of"
     with pytest.raises(ConfigurationError, match=rf"^RateLimit\('5/sek'\): {unit}"):
         RateLimit("5/sek")
@@ -187,7 +187,7 @@ def test_thirty_routes_of_one_url_share_one_connection(valkey, monkeypatch):
 
 
 def test_limits_of_one_url_share_store_and_guard():
-    """One breaker learns of the failures of a store that thirty limits use; another URL is another store."""
+    """One breaker counts the failures of a store that thirty limits use; another URL is another store."""
     url = "redis://127.0.0.1:1/0?timeout=1s"
     limits = [RateLimit("5/s", store=url) for _ in range(30)]
     gates = {id(one._gates.gate_for(one._limit, "x").store) for one in limits}
@@ -234,7 +234,7 @@ def test_no_field_names_a_module():
 
 
 def test_a_name_of_your_own_stays():
-    """`name=` is what clients see."""
+    """`name=` is the name that clients see."""
     assert starlette_app(name="checkout").get("/").headers["RateLimit-Policy"].startswith('"checkout";')
 
 
@@ -249,7 +249,7 @@ def gate(clock):
 
 @pytest.mark.parametrize("middleware", [False, True])
 def test_check_uses_the_key_that_it_is_given(gate, middleware):
-    """The rule counts by the key of the call: not by its own, and not with what the middleware counted before."""
+    """The rule counts by the key of the call: not by its own, and not with the middleware's count."""
     app = FastAPI()
     install(app)
     by_rule = RateLimit(policy=gate, rule="site" if middleware else "api")
@@ -290,7 +290,7 @@ def test_a_callable_key_of_a_named_rule_counts(gate, is_async):
 
 
 def test_a_long_key_is_hashed(gate):
-    """What an application passes on from its client does not grow the store."""
+    """Values that an application passes on from its client do not grow the store."""
     app = FastAPI()
     by_rule = RateLimit(policy=gate, rule="api")
     seen: list[str] = []
@@ -307,7 +307,7 @@ def test_a_long_key_is_hashed(gate):
 
 @pytest.mark.parametrize("options", [{"cost": 5}, {"name": "x"}, {"key": "user | ip"}, {"message": "no"}])
 def test_options_of_a_named_rule_belong_to_the_policy(gate, options):
-    """What the policy decides can't be said again on the route, where it would be ignored."""
+    """An option of the policy can't be repeated on the route, where it would be ignored."""
     with pytest.raises(ConfigurationError, match="belongs to the policy"):
         RateLimit(policy=gate, rule="api", **options)
 
@@ -316,7 +316,7 @@ def test_options_of_a_named_rule_belong_to_the_policy(gate, options):
 
 
 @pytest.mark.parametrize("inner", [False, True])
-def test_install_keeps_what_the_handler_says(inner):
+def test_install_keeps_the_handlers_fields(inner):
     """A handler's own cache rule and quota stay, and its lists are joined with ours; each field comes once."""
     app = FastAPI()
     if inner:  # the middleware within has added its fields before
@@ -346,7 +346,7 @@ def test_install_keeps_what_the_handler_says(inner):
     assert answer.headers["cache-control"] == "max-age=60"
     assert answer.headers["retry-after"] == "3"
     assert answer.headers["x-ratelimit-limit"] == "7"
-    assert "x-ratelimit-remaining" not in answer.headers or inner  # one family, one speaker
+    assert "x-ratelimit-remaining" not in answer.headers or inner  # one family, one source
     assert answer.headers["vary"] == "Accept, Origin"
     exposed = answer.headers["access-control-expose-headers"].split(", ")
     assert exposed[0] == "X-Total"
@@ -358,7 +358,7 @@ def test_install_keeps_what_the_handler_says(inner):
 
 
 def test_without_install_lists_of_other_dependencies_are_joined():
-    """A dependency that exposes a field of its own is not overruled by the limit after it."""
+    """A dependency that exposes a field of its own is not overridden by the limit after it."""
 
     def exposes(response: Response) -> None:
         response.headers["Access-Control-Expose-Headers"] = "X-Total"
@@ -372,7 +372,7 @@ def test_without_install_lists_of_other_dependencies_are_joined():
 
 
 @pytest.mark.parametrize("framework", ["starlette", "fastapi", "flask", "django"])
-def test_without_its_framework_a_module_says_what_to_install(python, framework):
+def test_without_its_framework_a_module_names_the_command_to_install_it(python, framework):
     """Where a framework is not installed, importing its module is a ConfigurationError with the command to install it."""
     done = python(
         f"""
@@ -390,7 +390,7 @@ def test_without_its_framework_a_module_says_what_to_install(python, framework):
 
 
 def test_a_reload_without_a_rule_that_a_route_names(gate, caplog):
-    """The old version of the rule goes on limiting the route, and a log line says so; a version that has the rule replaces it."""
+    """The old version of the rule still limits the route, with a log line about it; a version that has the rule replaces it."""
     app = FastAPI()
     install(app)
     by_rule = RateLimit(policy=gate, rule="api")

@@ -41,7 +41,7 @@ def four_workers(monkeypatch):
 
 @pytest.mark.parametrize("framework", MAKERS)
 def test_limits_of_single_routes_warn_once(four_workers, framework):
-    """The first limit of a worker without a store warns with the remedy and the caller's location; the next ones are silent."""
+    """The first limit of a worker without a store warns with the remedy and the caller's location; the next ones do not."""
     with pytest.warns(SeveralWorkers, match=r"gunicorn runs several workers.*shared:///path.*redis://") as caught:
         kept = [MAKERS[framework]()]
     assert caught[0].filename == __file__
@@ -120,8 +120,8 @@ def read_until(log: Path, text: str, times: int) -> str:
     ("framework", "server"),
     [(app, name) for app in APPS for name in SERVERS if (app == "flask") == name.startswith("gunicorn")],
 )
-def test_real_servers_with_two_workers_say_so(tmp_path, framework, server):
-    """Each worker that knows of another one warns once, whether flags, a file or Python set the number."""
+def test_real_servers_with_two_workers_warn(tmp_path, framework, server):
+    """Each worker that detects another one warns once, whether flags, a file or Python set the number."""
     process, log = start(tmp_path, framework, SERVERS[server], 2)
     try:
         read_until(log, "imported", 2)
@@ -135,8 +135,8 @@ def test_real_servers_with_two_workers_say_so(tmp_path, framework, server):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["uvicorn.run", "hypercorn, a file"])
-def test_one_worker_says_nothing(tmp_path, server):
-    """One worker is no several."""
+def test_one_worker_does_not_warn(tmp_path, server):
+    """A single worker is not several."""
     process, log = start(tmp_path, "fastapi", SERVERS[server], 1)
     try:
         found = read_until(log, "imported", 1)

@@ -1,4 +1,4 @@
-"""What a rule matches is what the application routes: each framework's own router against ours, behind each real server.
+"""A rule matches the paths that the application routes: each framework's own router against ours, behind each real server.
 
 Every handler answers with its route, and every route has a rule of the same name. Whatever a client writes as its target: when
 the handler of a route has answered, the rule of that route has limited the request, and no exemption of another path applied.

@@ -102,7 +102,7 @@ def test_a_stream_of_known_length_counts_until_its_end(make):
 
 
 def test_a_client_that_disconnected_while_it_waited_holds_no_place(make):
-    """The request of a client that is gone does not count as running, since its handler is not called."""
+    """The request of a disconnected client does not count as running, since its handler is not called."""
     clock = ManualClock()
     app = make(Gate(Policy.read(WAITS), store=MemoryStore(clock=clock)))
     call(app)[1].close()
@@ -139,7 +139,7 @@ def no_response(request: Any) -> None:
 
 
 class HangingStore(WrappedStore):
-    """A store far away whose second decision is never answered: that on the size of a response."""
+    """A remote store whose second decision is never answered: that on the size of a response."""
 
     asked: asyncio.Event
 

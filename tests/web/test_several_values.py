@@ -1,4 +1,4 @@
-"""A client that says several things at once under one name is one client, whichever of them its application takes."""
+"""A client that sends several values under one name is one client, whichever of them its application takes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_repeated_header_line_makes_no_new_client(gate):
 
 @pytest.mark.parametrize("query", [b"api_key=real&api_key=%d", b"api_key=%d&api_key=real", MANY + b"api_key=%d"])
 def test_a_second_parameter_makes_no_new_client(gate, query):
-    """Neither a second value nor a thousand parameters before it make anybody another, or nobody."""
+    """Neither a second value nor a thousand parameters before it make a client another, or unidentified."""
     assert statuses(gate, "/query", [([], query % n) for n in range(4)]) == [200, 200, 429, 429]
     assert statuses(gate, "/query", [([], b"api_key=%d&x=1" % n) for n in range(4)]) == [200] * 4
 
@@ -87,7 +87,7 @@ def test_a_second_cookie_makes_no_new_client(gate, cookie):
 
 
 def test_wsgi_sees_several_parameters_too(gate):
-    """The same behind WSGI, where lines of a header are one line for everybody."""
+    """The same behind WSGI, where lines of a header are one line for all readers."""
     answers = []
     for n in range(3):
         environ = {**environ_of("GET", "/query"), "QUERY_STRING": f"api_key={n}&api_key=real"}
@@ -95,8 +95,8 @@ def test_wsgi_sees_several_parameters_too(gate):
     assert answers == [True, True, False]
 
 
-def test_who_tells_two_costs_pays_the_most(store):
-    """A small cost beside a large one hides nothing of it, whichever the application takes."""
+def test_of_two_costs_the_larger_one_is_charged(store):
+    """A small cost beside a large one reduces nothing, whichever the application takes."""
     cost = "{name: all, key: ip, limit: fixed window 100/min, cost: {%s: %s, max: 50}}"
     for kind, name, sent in (
         ("header", "X-Cost", [([(b"x-cost", b"1"), (b"x-cost", b"40")], b"")]),

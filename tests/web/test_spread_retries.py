@@ -24,7 +24,7 @@ def gate() -> Gate:
 
 @pytest.mark.parametrize("app", APPS.values(), ids=APPS)
 def test_every_framework_sends_the_same_wait(app):
-    """Retry-After, the RateLimit field and the message of each of 20 clients are those that a bare gate gives."""
+    """Retry-After, the RateLimit field and the message of each of 20 clients are those of a bare gate."""
     bare = gate()
     bare.ask(WrittenRequest("GET", "/a", peer="10.0.0.0"))
     waits = []

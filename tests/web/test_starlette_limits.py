@@ -36,7 +36,8 @@ async def ok(request: Any) -> Any:
 
 
 def test_the_eleventh_checkout_of_an_endpoint(store, clock):
-    """The eleventh checkout is refused in the usual words and fields, the handler is not called, and waiting as told passes."""
+    """The eleventh checkout is refused with the usual text and fields, the handler is not called, and after the wait it passes.
+    The eleventh checkout is refused with the usual text and fields, the handler is not called, and after the wait it passes."""
     calls = []
 
     @limit("5/s burst 10", message=MESSAGE, store=store)
@@ -75,7 +76,7 @@ def test_each_client_and_each_endpoint_has_its_own(store):
 
 
 def test_a_name_is_one_limit_wherever_it_stands(store):
-    """Endpoints with limits of one name and store share what is left."""
+    """Endpoints with limits of one name and store share one limit."""
     routes = [
         Route(path, limit("fixed window 2/min", name="shared", store=store)(endpoint))
         for path, endpoint in (("/a", ok), ("/b", lambda request: PlainTextResponse("ok")))
@@ -85,7 +86,7 @@ def test_a_name_is_one_limit_wherever_it_stands(store):
 
 
 def test_a_plain_function_runs_beside_the_loop(store):
-    """An endpoint that is no coroutine still runs in a thread of its own, after it was let pass."""
+    """An endpoint that is no coroutine still runs in a thread of its own, after it was admitted."""
     ran = []
 
     @limit("fixed window 1/min", store=store)
@@ -134,8 +135,8 @@ async def key_looked_up(request: Any) -> Any:
 
 
 @pytest.mark.parametrize("key", [key_of, key_looked_up])
-def test_a_key_is_asked_of_the_request(store, key):
-    """A callable says who it is, awaited where it must be; whoever it does not know is known by the address."""
+def test_a_key_is_made_from_the_request(store, key):
+    """A callable identifies the client, awaited where necessary; without a value the address does."""
 
     @limit("fixed window 1/min", key=key, store=store)
     async def checkout(request: Any) -> Any:
@@ -147,7 +148,7 @@ def test_a_key_is_asked_of_the_request(store, key):
 
 
 def test_several_limits_of_one_endpoint(store):
-    """All are named in the fields of one line each, the tightest speaks, and a refusal names them too."""
+    """All are named in the fields of one line each, the tightest decides, and a refusal names them too."""
 
     @limit("fixed window 5/min", store=store)
     @limit("fixed window 2/min", store=store)
@@ -165,7 +166,7 @@ def test_several_limits_of_one_endpoint(store):
     assert http.post("/checkout").headers["x-ratelimit-limit"] == "5"
 
 
-def test_a_rule_that_the_middleware_asked_is_not_asked_again(store):
+def test_a_rule_that_the_middleware_evaluated_is_not_evaluated_again(store):
     """A rule of a policy holds on the route; under the policy's middleware it counts once; its events are the policy's."""
     gate = Gate(Policy.read("limits: [{name: api, match: /api, key: ip, limit: fixed window 2/min}]"), store=store)
     refusals = []
@@ -214,7 +215,7 @@ def test_a_response_of_unknown_size_costs_its_estimate(store):
 
 @pytest.mark.parametrize("options", [{}, {"charge": {"status": [401]}}, {"cost": {"response": "1kB"}}], ids=str)
 def test_a_decorator_above_the_limit_may_change_the_response(store, options):
-    """What a limit returns is the endpoint's response for the code around it, also where the limit is settled."""
+    """The return value of a limit is the endpoint's response for the code around it, also where the limit is settled."""
 
     @limit("fixed window 2/min", name="outer", store=MemoryStore(), **options)
     @limit("fixed window 1/min", store=store, **options)
@@ -236,7 +237,7 @@ def test_a_decorator_above_the_limit_may_change_the_response(store, options):
 
 
 def test_a_failing_endpoint_is_counted_as_such(store):
-    """An endpoint that raises has answered 500 as far as the numbers know."""
+    """An endpoint that raises counts as a 500."""
     gate = Gate(Policy.read("limits: [{name: api, key: ip, limit: fixed window 2/min}]"), store=store)
 
     @limit(policy=gate, rule="api")
@@ -248,7 +249,7 @@ def test_a_failing_endpoint_is_counted_as_such(store):
 
 
 def test_sockets_are_limited_at_the_handshake(store):
-    """A websocket endpoint that is over its limit is closed before it is accepted, and told to try again later."""
+    """A websocket endpoint that is over its limit is closed before it is accepted, with the code for a later retry."""
 
     @limit("fixed window 1/min", store=store)
     async def chat(websocket: Any) -> None:
@@ -312,7 +313,7 @@ def cached(scope: Any, receive: Any, send: Any) -> Any:
 
 
 def test_a_rule_may_degrade_to_another_app(store):
-    """Whoever is over the limit may get a cheaper answer instead of a refusal, with the fields."""
+    """A client over the limit may get a cheaper response instead of a refusal, with the fields."""
 
     @limit("fixed window 1/min", on_refusal=f"degrade {__name__}:cached", store=store)
     async def prices(request: Any) -> Any:
@@ -323,8 +324,8 @@ def test_a_rule_may_degrade_to_another_app(store):
     assert http.get("/checkout").headers["x-ratelimit-remaining"] == "0"
 
 
-def test_what_an_endpoint_says_of_its_quota_stands(store):
-    """Fields that a handler wrote itself stay; an answer that is any ASGI app gets the fields as well."""
+def test_an_endpoints_own_quota_fields_stay(store):
+    """Fields that a handler wrote itself stay; a response that is any ASGI app gets the fields as well."""
 
     @limit("fixed window 9/min", store=store)
     async def knows(request: Any) -> Any:
@@ -339,8 +340,8 @@ def test_what_an_endpoint_says_of_its_quota_stands(store):
     assert http.get("/app").headers["x-ratelimit-remaining"] == "8"
 
 
-def test_mistakes_are_told_where_they_stand(store):
-    """No limit, a misspelt one, a class, something that is no endpoint: each says what to write."""
+def test_mistakes_are_errors_at_the_decorator(store):
+    """No limit, a misspelt one, a class, something that is no endpoint: each error names the right form."""
     with pytest.raises(ConfigurationError, match='write @limit\\("5/s burst 10"\\)'):
         limit()
     with pytest.raises(ConfigurationError):
@@ -375,7 +376,7 @@ def listing(store: MemoryStore) -> Any:
 
 
 def test_endpoints_that_one_function_made_do_not_share(store):
-    """Endpoints of one name are told apart by where they stand, whatever is in their paths."""
+    """Endpoints of one name are distinguished by their place in the code, whatever is in their paths."""
     app = Starlette(routes=[Route("/users/{id}", listing(store)), Route("/orders/{id}", listing(store))])
     for path in ("/users/1", "/orders/1"):
         assert [client(app).get(path).status_code for _ in range(2)] == [200, 429]

@@ -36,7 +36,7 @@ class Connection(http.client.HTTPConnection):
 
 
 def ask(path: str, client: str) -> int:
-    """The status that a client gets whom the proxy tells of."""
+    """The status for a client whose address the proxy reports."""
     connection = Connection(path)
     connection.request("GET", "/", headers={"Host": "shop", "X-Forwarded-For": client})
     status = connection.getresponse().status
@@ -74,13 +74,13 @@ def waitress_serves(store: MemoryStore):
 
 
 def test_clients_behind_a_socket_do_not_share(waitress_serves):
-    """Where the socket's proxy is trusted, each client that it tells of has a limit of its own."""
+    """Where the socket's proxy is trusted, each client that it reports has a limit of its own."""
     path = waitress_serves("unix")
     assert [ask(path, client) for client in ("192.0.2.1", "192.0.2.2", "192.0.2.1")] == [200, 200, 429]
 
 
 def test_clients_behind_an_unknown_socket_share(waitress_serves, monkeypatch, caplog):
-    """Where it is not, what a client says of itself is not believed: all share one key, and a line in the log has the remedy."""
+    """Where it is not, a client's own headers are not trusted: all share one key, and a log line has the remedy."""
     monkeypatch.setattr(client_ip, "unknown_peers", CallbackErrors(every_us=1 << 62))
     path = waitress_serves("10.0.0.0/8")
     assert [ask(path, f"192.0.2.{number}") for number in range(3)] == [200, 429, 429]
@@ -93,7 +93,7 @@ def test_clients_behind_an_unknown_socket_share(waitress_serves, monkeypatch, ca
     [("key: ip", True), ("key: user | ip", True), ("key: ip, unidentified: skip", False), ("key: user", False)],
 )
 def test_only_limits_by_address_are_shared_by_default(written, limited):
-    """A rule whose key has an address applies to clients that have none, unless it says `skip`; other keys are skipped."""
+    """A rule whose key has an address applies to clients that have none, unless it has `skip`; other keys are skipped."""
     gate = Gate(
         Policy.read(f"identify: {{user: {{header: X-User}}}}\nlimits: [{{name: api, {written}, limit: fixed window 1/h}}]")
     )
@@ -112,5 +112,5 @@ def test_no_unknown_client_is_put_into_the_penalty_box():
 
 @pytest.mark.parametrize(("received", "peer"), [("localhost", None), ("<local>", None), ("", None), ("127.0.0.1", "127.0.0.1")])
 def test_what_servers_call_a_socket_is_no_address(received, peer):
-    """Words for the other end of a UNIX socket are no peer; an address of this machine is one."""
+    """Names for the other end of a UNIX socket are no peer; an address of this machine is one."""
     assert WsgiRequestContext({"REQUEST_METHOD": "GET", "REMOTE_ADDR": received}).peer() == peer

@@ -83,7 +83,7 @@ def test_a_client_that_disconnects_leaves_the_queue(running, gate, held, eventua
 @pytest.mark.parametrize("size", [0, 10, MIN_READ_AHEAD, 5 * MIN_READ_AHEAD])
 @pytest.mark.parametrize("server", [Uvicorn, Hypercorn])
 def test_the_body_of_a_request_that_waited_is_whole(framework, server, size, gate, held, eventually):
-    """What was read while a request waited is what the application reads first."""
+    """The bytes read while a request waited are the first that the application reads."""
     running = AsgiApp(framework, server).make(gate)
     try:
         assert running.request("GET", "/first", [], b"", "").status == 200
@@ -198,7 +198,7 @@ def routed(kind: str, store: MemoryStore, calls: list[int]) -> Any:
 @pytest.mark.parametrize("kind", ["starlette", "fastapi"])
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_route_that_waits_notices_that_its_client_disconnects(kind, gone, held):
-    """The limit of one route does the same: no handler for a client that has gone, the whole body for one that stayed."""
+    """The limit of one route does the same: no handler for a client that has disconnected, the whole body for one that stayed."""
     calls: list[int] = []
     store = MemoryStore(clock=held)
     app = routed(kind, store, calls)
@@ -318,7 +318,7 @@ def test_waiting_leaves_threads_to_other_requests(framework, held, eventually):
 
 
 @pytest.mark.parametrize(("closed", "received"), [(False, False), (True, True)])
-def test_a_server_says_whether_a_client_is_still_there(closed, received):
+def test_a_server_shows_whether_a_client_is_still_connected(closed, received):
     """gunicorn's socket is peeked at, without taking a byte, and keeps its timeout; waitress has a function; others have none."""
     left, right = socket.socketpair()
     right.settimeout(7)

@@ -1,4 +1,4 @@
-"""What becomes of a handshake and of a message where things go otherwise: denied, broken, given up, degraded."""
+"""The outcomes of a handshake and of a message in other cases: denied, broken, abandoned, degraded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def text(word: str) -> dict[str, Any]:
 
 
 def connect(app: Any, *came: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a server is told by an app, to which so much comes."""
+    """The messages that an app sends to its server, for these received ones."""
     went: list[dict[str, Any]] = []
 
     async def run() -> None:
@@ -52,7 +52,7 @@ async def denies(scope: Any, receive: Any, send: Any) -> None:
 
 
 def test_a_denied_handshake_is_its_status():
-    """Where failed logins count, a handshake that the app denies with 401 is one; and it is told of its limit."""
+    """Where failed logins count, a handshake that the app denies with 401 is one; the denial has the fields of its limit."""
     gate = gate_of("limit: fixed window 2/h, charge: {status: [401]}")
     app = RateLimitMiddleware(denies, policy=gate)
     answers = [connect(app)[0] for _ in range(3)]
@@ -81,7 +81,7 @@ def test_a_handshake_that_breaks():
 
 @pytest.mark.parametrize("raises", [True, False])
 def test_a_client_that_disconnects_before_the_handshake_stays_charged(raises):
-    """Nobody knows whether the app would have denied it: it is no 403, and no 500, that gives the charge back."""
+    """Whether the app would have denied it is unknown: it is no 403, and no 500, that gives the charge back."""
 
     async def reads(scope: Any, receive: Any, send: Any) -> None:
         while (await receive())["type"] != "websocket.disconnect":
@@ -96,7 +96,7 @@ def test_a_client_that_disconnects_before_the_handshake_stays_charged(raises):
 
 
 def test_a_message_that_was_given_up_is_not_lost():
-    """An app that stops waiting for a message which waits its turn finds it when it asks again."""
+    """An app that stops waiting for a message which is still delayed finds it at its next call."""
     heard: list[str] = []
 
     async def impatient(scope: Any, receive: Any, send: Any) -> None:
@@ -116,7 +116,7 @@ def test_a_message_that_was_given_up_is_not_lost():
 
 
 def test_a_handshake_is_not_degraded():
-    """A degrade handler answers requests; a handshake beyond its rule is refused, and told when to come back."""
+    """A degrade handler answers requests; a handshake beyond its rule is refused, with its retry time."""
 
     async def accepts(scope: Any, receive: Any, send: Any) -> None:
         await receive()
@@ -135,7 +135,7 @@ def test_a_handshake_is_not_degraded():
 
 
 def test_text_costs_its_bytes():
-    """What a connection sent costs its bytes, of text those on the wire."""
+    """The messages of a connection cost their bytes, of text those on the wire."""
 
     async def speaks(scope: Any, receive: Any, send: Any) -> None:
         await receive()

@@ -28,7 +28,7 @@ MESSAGES = "limits: [{name: talk, match: MESSAGE /chat, key: ip, limit: fixed wi
 
 
 def chat(gate: Gate, log: list[str] | None = None) -> RateLimitMiddleware:
-    """Says everything back; writes down how the connection ended."""
+    """Echoes everything; records how the connection ended."""
     noted = [] if log is None else log
 
     async def talk(socket: WebSocket) -> None:
@@ -38,7 +38,7 @@ def chat(gate: Gate, log: list[str] | None = None) -> RateLimitMiddleware:
                 await socket.send_text(await socket.receive_text())
         except WebSocketDisconnect as end:
             noted.append(f"{end.code} {end.reason}")
-            await socket.close()  # one word too many, as apps say it
+            await socket.close()  # one message too many, as apps may send it
 
     return RateLimitMiddleware(Starlette(routes=[WebSocketRoute("/chat", talk)]), policy=gate)
 
@@ -49,7 +49,7 @@ def gate_of(store: MemoryStore) -> Any:
 
 
 def test_a_handshake_is_a_get(gate_of):
-    """A handshake counts as a GET, is told what is left, and is refused like any request where the server can."""
+    """A handshake counts as a GET, has what is left, and is refused like any request where the server can."""
     http = TestClient(chat(gate_of(CONNECT)), client=("192.0.2.1", 1))
     for left in ("1", "0"):
         with http.websocket_connect("/chat") as socket:
@@ -65,7 +65,7 @@ def test_a_handshake_is_a_get(gate_of):
     assert response.json()["code"] == "RATE_LIMITED"
 
 
-def test_a_server_that_knows_no_answers(gate_of):
+def test_a_server_without_denial_responses(gate_of):
     """Where the server can't send a response instead, the connection is closed before it was accepted, with 1013."""
     app = chat(gate_of(CONNECT.replace("2/h", "1/h")))
 
@@ -89,7 +89,8 @@ def test_a_server_that_knows_no_answers(gate_of):
 
 
 def test_messages_are_counted_where_a_rule_names_them(gate_of):
-    """A message beyond the limit closes the connection with 1013; the app is told, and what it says after that is dropped."""
+    """A message beyond the limit closes the connection with 1013; the app gets a disconnect, and its later messages are dropped.
+    A message beyond the limit closes the connection with 1013; the app gets a disconnect, and its later messages are dropped."""
     log: list[str] = []
     http = TestClient(chat(gate_of(MESSAGES), log), client=("192.0.2.1", 1))
     with http.websocket_connect("/chat") as socket:
@@ -127,7 +128,7 @@ def test_messages_are_charged_their_size(gate_of, hello):
 
 
 def test_nothing_is_said_after_the_end(gate_of):
-    """Once a connection was closed by the limit, the app's words are dropped and it is told of the end however often it asks."""
+    """Once a connection was closed by the limit, the app's messages are dropped and every receive returns the disconnect."""
     went: list[Any] = []
     heard: list[str] = []
 
@@ -175,7 +176,7 @@ def test_messages_keep_the_identity_of_their_handshake(store, clock):
 
 
 def test_messages_are_free_unless_named(gate_of):
-    """A rule for all methods means handshakes, never messages."""
+    """A rule for all methods applies to handshakes, never to messages."""
     http = TestClient(chat(gate_of("limits: [{name: api, key: ip, limit: fixed window 2/h}]")))
     with http.websocket_connect("/chat") as socket:
         for _ in range(10):
@@ -184,7 +185,7 @@ def test_messages_are_free_unless_named(gate_of):
 
 
 def test_messages_that_wait(gate_of, clock):
-    """A rule that waits holds a message back until its turn: the connection itself slows the client down."""
+    """A rule that waits holds a message back until its start: the connection itself slows the client down."""
     policy = "limits: [{name: talk, match: MESSAGE /chat, key: ip, limit: token bucket 10/s burst 1, on_refusal: wait up to 1s}]"
     gate = gate_of(policy)
     before = clock.now_us()
@@ -197,7 +198,7 @@ def test_messages_that_wait(gate_of, clock):
 
 
 def test_a_long_reason_fits(gate_of):
-    """A close frame holds 123 bytes of reason: a longer one is cut between letters."""
+    """A close frame holds 123 bytes of reason: a longer one is cut between characters."""
     gate = gate_of(MESSAGES.replace("Slow down.", "ü" * 100).replace("3/h", "1/h"))
     with TestClient(chat(gate)).websocket_connect("/chat") as socket:
         socket.send_text("one")
@@ -209,7 +210,7 @@ def test_a_long_reason_fits(gate_of):
 
 
 def test_a_reload_counts_messages(gate_of):
-    """A policy that names messages from now on holds for connections that are open."""
+    """A policy that names messages from now on applies to open connections."""
     gate = gate_of("limits: [{name: other, match: /other, key: ip, limit: fixed window 1/h}]")
     with TestClient(chat(gate)).websocket_connect("/chat") as socket:
         socket.send_text("free")

@@ -46,22 +46,22 @@ def test_a_refused_head_leaves_the_connection_whole(framework, store):
 
 
 def ours():
-    """Every evaluation and every request's facts that somebody still holds."""
+    """All evaluations and facts of requests that are still referenced."""
     return [one for one in gc.get_objects() if issubclass(type(one), (Evaluation, RequestContext))]
 
 
 @pytest.mark.parametrize("framework", BUILDERS)
 def test_requests_leave_nothing_to_the_garbage_collector(framework, store, caplog):
-    """Neither a passed nor a refused request leaves a circle behind that our evaluation is part of."""
+    """Neither an admitted nor a refused request leaves a reference cycle that contains our evaluation."""
     caplog.set_level(logging.CRITICAL, "django.request")  # a record of a refusal holds its request
     gate = Gate(Policy.read("limits: [{name: api, key: ip, limit: token bucket 1/min burst 20}]"), store=store)
     running = WsgiApp(framework).make(gate)
     running.request("GET", "/a", [], b"", "127.0.0.1")
     gc.collect()
-    before = ours()  # of other tests, held by whatever they left
+    before = ours()  # of other tests, kept alive by their remains
     gc.disable()
     try:
-        for _ in range(15 if framework == "flask-late" else 40):  # what a request raises, Flask itself ties to a frame
+        for _ in range(15 if framework == "flask-late" else 40):  # Flask itself ties an exception of a request to a frame
             running.request("GET", "/a", [], b"", "127.0.0.1")
         assert [one for one in ours() if not any(one is other for other in before)] == []
     finally:
@@ -70,7 +70,7 @@ def test_requests_leave_nothing_to_the_garbage_collector(framework, store, caplo
 
 @pytest.mark.parametrize("case", REAL, ids=str)
 def test_behind_gunicorn(case, valkey, tmp_path):
-    """The case holds behind gunicorn, whichever of its two workers is asked."""
+    """The case holds behind gunicorn, whichever of its two workers answers."""
     play_real(GunicornApp("plain", valkey.url, tmp_path), case, valkey.url)
 
 

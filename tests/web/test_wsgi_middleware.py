@@ -1,4 +1,4 @@
-"""What the WSGI middleware owes to applications and servers: bodies, files, errors, and the environ as it was."""
+"""The WSGI middleware's behaviour towards applications and servers: bodies, files, errors, and the unchanged environ."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ FAILURES = "limits: [{name: failures, key: ip, limit: fixed window 9/min, charge
 
 @pytest.fixture
 def gate(store: MemoryStore):
-    """Makes the gate of a policy, on a clock that stands still."""
+    """Makes the gate of a policy, on a manual clock."""
     return lambda policy: Gate(Policy.read(policy), store=store)
 
 
 def left(gate: Gate) -> int:
-    """What this client has left, without taking any of it."""
+    """The remaining part for this client, without a charge."""
     return gate.explain(WrittenRequest("GET", "/"))[0].decision.remaining
 
 
@@ -42,27 +42,27 @@ def ok(body):
 
 
 def call(app, environ=None, **more):
-    """What a server sees first: (status, headers, what the application returned), before any of it is read."""
+    """The first results for a server: (status, headers, what the application returned), before any of it is read."""
     seen = []
     returned = app(environ or environ_of("GET", "/", **more), lambda *said: seen.append(said) or (lambda data: None))
     return seen, returned
 
 
 def test_what_the_application_returns_reaches_the_server_untouched(gate):
-    """Without anything to settle, the very object that was returned goes on: nothing is wrapped, nothing buffered."""
+    """Without anything to settle, the application's return value is passed on: nothing is wrapped, nothing buffered."""
     body = chunks_of(b"one", b"two")
     _, returned = call(RateLimitMiddleware(ok(body), gate(TWO)))
     assert returned is body
 
 
 def test_a_file_wrapper_stays_one(gate):
-    """A server that knows its own file wrapper again can send the file in its own way."""
+    """A server that recognises its own file wrapper can send the file in its own way."""
     file = FileWrapper(io.BytesIO(b"x" * 10))
     assert call(RateLimitMiddleware(ok(file), gate(TWO)), **{"wsgi.file_wrapper": FileWrapper})[1] is file
 
 
 def test_a_file_whose_length_is_announced_is_settled_and_stays_one(gate):
-    """Where bytes cost, an announced length is enough, and the file wrapper goes on as it is."""
+    """Where bytes cost, an announced length is enough, and the file wrapper is passed on unchanged."""
     file = FileWrapper(io.BytesIO(b"x" * 10))
 
     def app(environ, start_response):
@@ -75,7 +75,7 @@ def test_a_file_whose_length_is_announced_is_settled_and_stays_one(gate):
 
 
 def test_a_file_of_unknown_length_is_counted(gate):
-    """Where bytes cost and nobody says how many, they are counted as they go, and the file is closed."""
+    """Where bytes cost and no length is announced, they are counted as they are sent, and the file is closed."""
     opened = io.BytesIO(b"x" * 10)
     bytes_gate = gate(BYTES)
     _, returned = call(RateLimitMiddleware(ok(FileWrapper(opened)), bytes_gate), **{"wsgi.file_wrapper": FileWrapper})
@@ -86,7 +86,7 @@ def test_a_file_of_unknown_length_is_counted(gate):
 
 
 class Closing:
-    """A body that knows how often it was closed."""
+    """A body that counts how often it was closed."""
 
     def __init__(self, *chunks: bytes, error: Exception | None = None) -> None:
         self.chunks = iter(chunks)
@@ -103,7 +103,7 @@ class Closing:
 
 
 def test_a_counted_body_comes_chunk_by_chunk(gate):
-    """Where bytes cost, a chunk is handed on before the next one is made."""
+    """Where bytes cost, a chunk is passed on before the next one is made."""
     made = []
 
     def chunks():
@@ -130,7 +130,7 @@ def test_a_body_is_closed_once_and_settled_once(gate):
 
 
 def test_a_client_that_goes_pays_what_it_got(gate):
-    """A body that is closed early costs the bytes that were handed over."""
+    """A body that is closed early costs the bytes that were passed on."""
     bytes_gate, body = gate(BYTES), Closing(b"four", b"four")
     _, returned = call(RateLimitMiddleware(ok(body), bytes_gate))
     next(returned)
@@ -164,7 +164,7 @@ def test_an_application_that_raises_is_a_failure(gate):
 
 
 def test_the_written_bytes_count(gate):
-    """Bytes that go through the write callable cost like those that are returned."""
+    """Bytes that are sent through the write callable cost like those that are returned."""
 
     def app(environ, start_response):
         write = start_response("200 OK", [])
@@ -196,7 +196,7 @@ def test_an_error_page_takes_the_place_of_the_answer(gate):
 
 
 def test_the_applications_header_list_is_not_changed(gate):
-    """An application may use the same list for every answer: nothing gathers in it."""
+    """An application may use the same list for every response: nothing accumulates in it."""
     headers = [("Content-Type", "text/plain")]
 
     def app(environ, start_response):
@@ -211,7 +211,7 @@ def test_the_applications_header_list_is_not_changed(gate):
 
 
 def test_the_passage_is_in_the_environ(gate):
-    """The application finds what was decided, and a refused request's environ has it too."""
+    """The decision is in the environ of the application, and of a refused request too."""
     found = []
 
     def app(environ, start_response):
@@ -229,7 +229,7 @@ def test_the_passage_is_in_the_environ(gate):
 
 @pytest.mark.parametrize("policy", [TWO, BYTES], ids=["plain", "counted"])
 def test_the_middleware_keeps_the_wsgi_contract(gate, policy):
-    """The standard library's validator has nothing to say, on either side of the middleware, for answers and refusals."""
+    """The standard library's validator reports nothing, on either side of the middleware, for responses and refusals."""
 
     def app(environ, start_response):
         start_response("200 OK", [("Content-Type", "text/plain")])
@@ -244,7 +244,7 @@ def test_the_middleware_keeps_the_wsgi_contract(gate, policy):
 
 
 def test_a_path_is_read_as_the_utf8_it_was():
-    """Servers put a path's bytes into the environ letter by letter; the policy sees the text, mount point included."""
+    """Servers put a path's bytes into the environ as Latin-1; the policy sees the text, mount point included."""
     assert WsgiRequestContext(environ_of("GET", "/caf%C3%A9", SCRIPT_NAME="/shop")).path == "/shop/café"
     assert "�" in WsgiRequestContext(environ_of("GET", "/caf%E9")).path
 
@@ -259,12 +259,12 @@ def test_headers_are_found_by_their_names():
 
 
 def test_two_spellings_of_a_header_are_one_key():
-    """An environ can't tell X_Tenant from X-Tenant: what a server lets through counts as the same header."""
+    """An environ can't distinguish X_Tenant from X-Tenant: a header that a server lets through counts as the same one."""
     assert WsgiRequestContext(environ_of("GET", "/", [("X_Tenant", "mallory")])).header("x-tenant") == "mallory"
 
 
 def test_a_query_gives_its_first_value():
-    """The first of several values counts, names may be encoded, and nothing is nothing."""
+    """The first of several values counts, names may be encoded, and a missing one is None."""
     facts = WsgiRequestContext(environ_of("GET", "/?a=1&a=2&%62=3&empty="))
     assert [facts.query(name) for name in ("a", "b", "empty", "c")] == ["1", "3", "", None]
     assert WsgiRequestContext(environ_of("GET", "/")).query("a") is None
@@ -274,7 +274,7 @@ def test_a_query_gives_its_first_value():
 
 
 def test_an_environ_may_leave_things_out():
-    """No path, no mount point, no query, no address: it is still a request, for the root, of somebody unknown."""
+    """No path, no mount point, no query, no address: it is still a request, for the root, of an unknown client."""
     environ = {"REQUEST_METHOD": "GET"}
     facts = WsgiRequestContext(environ)
     assert (facts.path, facts.query("a"), facts.peer(), facts.certificate(), facts.header("x")) == ("", None, None, None, None)
@@ -284,12 +284,12 @@ def test_an_environ_may_leave_things_out():
 
 
 def test_a_unix_socket_has_no_peer():
-    """Where the server knows no address, nobody makes one up."""
+    """Where the server has no address, none is invented."""
     assert WsgiRequestContext(environ_of("GET", "/", REMOTE_ADDR="")).peer() is None
 
 
 def test_only_the_server_vouches_for_a_certificate():
-    """A certificate counts when the server says it verified it; headers that look like it do not."""
+    """A certificate counts when the server declares it verified; headers that resemble it do not."""
     received = {"SSL_CLIENT_S_DN": "CN=billing", "SSL_CLIENT_SAN_DNS_0": "billing.test"}
     assert WsgiRequestContext(environ_of("GET", "/", **received)).certificate() is None
     verified = WsgiRequestContext(environ_of("GET", "/", SSL_CLIENT_VERIFY="SUCCESS", **received)).certificate()
@@ -316,7 +316,7 @@ def test_a_certificate_has_all_its_names():
 
 
 def test_a_refusal_to_head_has_no_body(gate):
-    """HEAD is refused with the fields of the answer, its length among them, and without a byte of it."""
+    """HEAD is refused with the fields of the response, its length among them, and without a byte of it."""
     app = RateLimitMiddleware(ok([]), gate(TWO.replace("burst 2", "burst 1")))
     call(app)
     ((status, headers),), text = call(app)
@@ -326,7 +326,7 @@ def test_a_refusal_to_head_has_no_body(gate):
 
 
 def test_a_status_without_a_name_is_a_status(gate):
-    """A rule may refuse with a number that has no phrase."""
+    """A rule may refuse with a status that has no phrase."""
     app = RateLimitMiddleware(ok([]), gate(TWO.replace("burst 2", "burst 1, status: 499")))
     call(app)
     assert call(app)[0][0][0] == "499 Refused"
@@ -343,7 +343,7 @@ def test_a_status_without_a_name_is_a_status(gate):
     ],
 )
 def test_a_length_that_is_announced_is_the_cost(gate, status, headers, charged):
-    """Where bytes cost, a Content-Length is believed, a 204 or 304 has none, and otherwise they are counted."""
+    """Where bytes cost, a Content-Length is trusted, a 204 or 304 has none, and otherwise they are counted."""
 
     def app(environ, start_response):
         start_response(status, headers)
@@ -357,7 +357,7 @@ def test_a_length_that_is_announced_is_the_cost(gate, status, headers, charged):
 
 
 def test_what_is_written_is_handed_on(gate):
-    """`write` answers what the server's own answers."""
+    """`write` returns what the server's own returns."""
 
     def app(environ, start_response):
         assert start_response("200 OK", [])(b"12345") == 5
@@ -369,7 +369,7 @@ def test_what_is_written_is_handed_on(gate):
 
 
 def test_an_application_that_raises_gives_back_what_it_owes(gate):
-    """A request that came to nothing is settled at once, as a failure, whether its response had begun or not."""
+    """A request that fails is settled at once, as a failure, whether its response had begun or not."""
     text = "limits: [{name: good, key: ip, limit: fixed window 9/min, charge: {status: [2xx]}}]"
 
     def app(environ, start_response):
@@ -386,7 +386,7 @@ def test_an_application_that_raises_gives_back_what_it_owes(gate):
 
 
 def test_a_response_that_is_closed_before_it_began_stays_charged(gate):
-    """A server closes the body of a client that has disconnected; where no status was given yet, nobody knows the outcome."""
+    """A server closes the body of a client that has disconnected; without a status, the outcome is unknown."""
 
     def app(environ, start_response):
         start_response("401 Unauthorized", [])
@@ -400,7 +400,7 @@ def test_a_response_that_is_closed_before_it_began_stays_charged(gate):
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_request_that_is_killed_stays_charged(gate, streamed):
-    """A server that ends a request by an exception of its own (GreenletExit, SystemExit) has seen no outcome."""
+    """A server that ends a request by an exception of its own (GreenletExit, SystemExit) leaves the outcome unknown."""
 
     def killed(environ, start_response):
         raise SystemExit
@@ -431,7 +431,7 @@ def test_a_status_stands_when_it_can_not_be_written(gate):
 
 
 def test_an_application_that_raises_is_counted_once(gate):
-    """Without anything owed it is the same: a response that never began is a 500, one that had begun is what it was."""
+    """Without a settlement it is the same: a response that never began is a 500, one that had begun keeps its status."""
 
     def app(environ, start_response):
         if environ["PATH_INFO"] == "/begun":
@@ -446,7 +446,7 @@ def test_an_application_that_raises_is_counted_once(gate):
 
 
 def test_what_answers_instead_is_no_response_of_the_application(store):
-    """A handler that a rule degrades to is a refusal's, and is not counted among the responses."""
+    """The response of a degrade handler belongs to a refusal, and is not counted among the responses."""
     policy = Policy.read("limits: [{name: api, key: ip, limit: 1/h, on_refusal: degrade cheap}]")
     cheap = Gate(policy, store=store, handlers={"cheap": ok([b"stale"])})
     app = RateLimitMiddleware(ok([]), cheap)
@@ -455,7 +455,7 @@ def test_what_answers_instead_is_no_response_of_the_application(store):
 
 
 class Table:
-    """Overrides that say whether they were closed."""
+    """Overrides that record whether they were closed."""
 
     closed = 0
 
@@ -478,7 +478,7 @@ def test_a_gate_of_its_own_is_closed():
 
 
 def test_a_given_gate_is_not_closed(gate):
-    """Whoever made the gate closes it."""
+    """The gate is closed by its owner."""
     given = gate(TWO)
     middleware = RateLimitMiddleware(ok([]), given)
     middleware.close()
@@ -486,7 +486,7 @@ def test_a_given_gate_is_not_closed(gate):
 
 
 def test_an_application_that_breaks_late_is_counted(gate):
-    """An application that is a generator raises when its first chunk is read: before its status was said that is a 500."""
+    """An application that is a generator raises when its first chunk is read: before its status was set that is a 500."""
 
     def breaks(environ, start_response):
         raise RuntimeError("no database")

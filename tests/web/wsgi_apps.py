@@ -1,6 +1,6 @@
 """The suite's app for plain WSGI and for Flask, minimal and real, behind the middleware or the extension.
 
-`WsgiApp("flask")` is what the suite plays with, `WsgiApp("flask", Waitress)` the same behind a real server.
+`WsgiApp("flask")` is the app of the suite, `WsgiApp("flask", Waitress)` the same behind a real server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def cached(environ: Any, start_response: Any) -> list[bytes]:
 
 
 def plain(gate: Any, calls: list[str]) -> Any:
-    """No framework at all. Its header list is the same one every time, as a thrifty app would have it."""
+    """No framework at all. Its header list is the same one every time, as an app that saves allocations would have it."""
     headers = [("Content-Type", "application/json")]
 
     def app(environ: dict[str, Any], start_response: Any) -> Any:
@@ -133,7 +133,7 @@ BUILDERS: dict[str, tuple[Callable[[Any, list[str]], Any], Any]] = {
 
 
 class CountedInput(io.BytesIO):
-    """A request's body that knows how much of it was read."""
+    """A request's body that counts how much of it was read."""
 
     taken = 0
 

@@ -137,7 +137,7 @@ class Client:
         return self.send("POST", "/orders", content)
 
     def wait(self, place: str) -> httpx.Response:
-        """Asks until the request has ended, as a client does."""
+        """Polls until the request has ended, as a client does."""
         end = time.monotonic() + PATIENCE
         while (found := self.send("GET", place)).status_code == 202:
             assert time.monotonic() < end
@@ -349,7 +349,7 @@ def test_a_streamed_response_is_kept_whole():
 
 
 def test_a_response_without_end_is_cut_off():
-    """When it has more than `max_body` bytes; the application is told that its client has disconnected."""
+    """When it has more than `max_body` bytes; the application gets the disconnection of its client."""
     told = []
 
     async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
@@ -395,7 +395,7 @@ def test_one_client_has_a_quarter_of_the_places(framework):
 
 
 def test_one_client_has_a_quarter_of_the_bytes(framework):
-    """Few large requests of one client do not take the room of the others."""
+    """A few large requests of one client do not take the room of the others."""
     app = App(capacity=None, max_body=1000, max_bytes=20_000)
     client = Client(framework, app)
     client.order(b"a")
@@ -480,7 +480,7 @@ def test_results_are_kept_for_a_time_and_within_a_size():
 
 
 def test_a_response_that_is_too_large_is_not_kept():
-    """Its ticket says so."""
+    """The status under its ticket shows that."""
     app = App(max_body=10)
     place = dict(accept(app.deferred, b"x" * 11)[1])["Location"]
     wait_until(lambda: app.deferred.find(place)[0] != 202)
@@ -496,7 +496,7 @@ def wait_until(condition: Any) -> None:
 
 
 def test_bad_options_are_named():
-    """With what was expected."""
+    """With the expected form."""
     for options, message in (({"status_path": "later/"}, "status_path"), ({"max_body": 0}, "max_body")):
         with pytest.raises(ConfigurationError, match=message):
             App(**options)
@@ -504,7 +504,7 @@ def test_bad_options_are_named():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_has_no_tickets():
-    """They are its parent's."""
+    """They belong to its parent."""
     app = App()
     place = dict(accept(app.deferred)[1])["Location"]
     pid = os.fork()

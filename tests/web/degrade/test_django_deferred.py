@@ -1,4 +1,4 @@
-"""Deferred requests of Django: what a view answers in a thread of the shaper is the whole of a response, and is closed."""
+"""Deferred requests of Django: the response of a view in a thread of the shaper is read whole, and closed."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ status: Any = None
 
 
 async def stream(request: HttpRequest) -> StreamingHttpResponse:
-    async def words() -> Any:
+    async def parts() -> Any:
         for word in ("one ", "two"):
             yield word
 
-    return StreamingHttpResponse(words())
+    return StreamingHttpResponse(parts())
 
 
 def cookies(request: HttpRequest) -> HttpResponse:

@@ -83,7 +83,7 @@ def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
 
 
 def test_a_request_above_its_limit_gets_a_reduced_response(client):
-    """With the fields of its limit, and without Retry-After: it was answered."""
+    """With the fields of its limit, and without Retry-After: it is a response."""
     first, second = client.get(), client.get()
     assert [(one.status_code, one.text) for one in (first, second)] == [(200, "all"), (200, "less")]
     assert "Retry-After" not in second.headers

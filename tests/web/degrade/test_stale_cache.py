@@ -1,4 +1,4 @@
-"""StaleCache: which responses are recorded, to whom they are served, and how old they may be; the same in every framework."""
+"""StaleCache: which responses are recorded, to which clients they are served, and for how long; the same in every framework."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_no_client_gets_the_response_to_another(framework, clock):
 
 @pytest.mark.parametrize("header", ["Authorization", "Cookie", "X_Api_Key"])
 def test_clients_that_share_an_address_do_not_share_responses(framework, header, clock):
-    """The key holds the credentials that the application may know a client by, though the policy has no identity of them."""
+    """The key holds the credentials by which the application may identify a client, though the policy has no identity of them."""
     client = Client(framework, App(clock))
     client.get(**{header: "ann's"})
     found = [client.get(**sent).status_code for sent in ({header: "ann's"}, {header: "bob's"}, {})]
@@ -182,7 +182,7 @@ def test_clients_that_share_an_address_do_not_share_responses(framework, header,
 
 @pytest.mark.parametrize("header", ["X_Forwarded_Host", "X_Forwarded_Prefix", "X_Original_URL", "Origin", "Content_Length"])
 def test_a_client_does_not_choose_the_shared_response(framework, header, clock):
-    """By a header that frameworks make links, routes or CORS fields by, or by a body."""
+    """By a header from which frameworks make links, routes or CORS fields, or by a body."""
     client = Client(framework, App(clock, shared=True))
     client.get(**{header: "5"})
     assert client.get(user="bob").status_code == 429
@@ -236,7 +236,7 @@ def echo_in_django(cache: StaleCache, gate: Gate) -> Any:
 
 
 def test_an_application_that_rewrites_the_path_does_not_change_the_key(clock):
-    """A response is recorded under the path that the client asked for."""
+    """A response is recorded under the path that the client requested."""
     from limitkeeper.web.wsgi import RateLimitMiddleware as WsgiMiddleware
 
     async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
@@ -258,7 +258,7 @@ def test_an_application_that_rewrites_the_path_does_not_change_the_key(clock):
 
 
 def test_a_response_may_be_shared_or_kept_per_identity(framework, clock):
-    """`shared=True` and `per=("tenant",)` say so."""
+    """`shared=True` and `per=("tenant",)` declare it."""
     for options in ({"shared": True}, {"per": ("tenant",)}):
         client = Client(framework, App(clock, **options))
         client.get(user="ann")
@@ -282,7 +282,7 @@ def test_tokens_that_the_policy_can_not_verify_share_no_response(options, header
 
 @pytest.mark.parametrize(("options", "user"), [({"per": ("user",)}, "cookie"), ({"per": ("user",)}, "header"), ({}, "header")])
 def test_clients_with_several_values_of_an_identity_share_no_response(options, user, clock):
-    """Such requests share one key of a limit; the application knows each of them by one of the values."""
+    """Such requests share one key of a limit; the application identifies each of them by one of the values."""
     policy = Policy.of(identify={"user": {user: "user"}}, limits=[{"name": "api", "limit": "1/h"}])
     made = Gate(policy, store=MemoryStore(clock=clock)).ask(WrittenRequest())
     ann, bob = (
@@ -374,7 +374,7 @@ def kept(cache: StaleCache, path: str = "/", content: bytes = b"x", sent: dict[s
 
 
 def test_a_shared_cache_does_not_store_what_is_one_clients():
-    """`private`, and responses to requests with Authorization unless they say that they are public (RFC 9111)."""
+    """`private`, and responses to requests with Authorization unless they are declared public (RFC 9111)."""
     token = {"Authorization": "Bearer 1"}
     cache = StaleCache(shared=True)
     assert not kept(cache, "/1", Cache_Control="private, max-age=5")
@@ -407,7 +407,7 @@ def test_memory_is_bounded_and_the_least_recently_used_goes_first():
 
 
 def test_what_a_response_varies_by_takes_memory():
-    """Clients choose how long a header is that the application names in Vary."""
+    """Clients choose the length of a header that the application names in Vary."""
     cache = StaleCache(max_bytes=10_000, max_body=4000)
     for number in range(20):
         kept(cache, f"/{number}", sent={"X-Choice": "x" * 4000}, Vary="X-Choice")
@@ -425,12 +425,12 @@ def test_the_count_of_bytes_is_that_of_the_responses(steps):
 
 @given(st.text(max_size=40))
 def test_any_cache_control_is_read(text):
-    """Nothing that a client or an application writes there raises."""
+    """Nothing that a client or an application writes in it raises."""
     kept(StaleCache(), sent={"Cache-Control": text}, Cache_Control=text)
 
 
 def test_bad_options_are_named():
-    """With what was expected."""
+    """With the expected form."""
     for options, message in (
         ({"shared": True, "per": ("user",)}, "shared=True or per="),
         ({"per": "user"}, r"write \('user',\)"),
@@ -455,5 +455,5 @@ def test_a_forked_child_starts_empty():
 
 
 def test_is_reduced_without_a_policy():
-    """False for what no policy has evaluated."""
+    """False for requests that no policy has evaluated."""
     assert not any(is_reduced(one) for one in ({}, object(), WrittenRequest()))

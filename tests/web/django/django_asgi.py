@@ -1,4 +1,4 @@
-"""The suite's app in Django's ASGI handler. Others may have configured Django in this process: nothing here depends on how."""
+"""The suite's app in Django's ASGI handler. It works however Django is configured in this process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Urls:
 
 
 class Handler(ASGIHandler):
-    """Django's own handler, with these views whatever the settings say."""
+    """Django's own handler, with these views whatever the settings are."""
 
     def __init__(self, urls: Urls) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Handler(ASGIHandler):
 
 
 def configure() -> None:
-    """Once per process: no database, and no opinion that a test's own settings could not change."""
+    """Once per process: no database, and only settings that a test can change."""
     if not settings.configured:
         settings.configure(SECRET_KEY="of the tests", ALLOWED_HOSTS=["*"], ROOT_URLCONF="django_asgi", LOGGING_CONFIG=None)
         logging.getLogger("django.request").disabled = True

@@ -1,6 +1,6 @@
 """The suite's app in Django, sync under WSGI and async under ASGI, behind `RateLimitMiddleware` in MIDDLEWARE.
 
-Django is configured once per process, here or by others: nothing depends on how. Each app has its views and its gate of its own.
+Django is configured once per process, here or elsewhere: nothing depends on how. Each app has its views and its gate of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Django's middleware: what a refusal never touches, settling, exempt views, and the gate that all of it shares."""
+"""Django's middleware: what a refusal does not reach, settling, exempt views, and the shared gate."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Connecting:
 
 
 def test_a_refusal_takes_no_connection(serve, gate):
-    """A refused request reaches no middleware below, and no view: nobody's pool is touched."""
+    """A refused request reaches no middleware below, and no view: no connection is taken."""
     Connecting.taken.clear()
     get = serve([path("", lambda request: HttpResponse(str(request.rows)))], gate(), OURS, f"{__name__}.Connecting")
     assert [get().status for _ in range(5)] == [200, 429, 429, 429, 429]
@@ -96,7 +96,7 @@ def test_a_refusal_takes_no_connection(serve, gate):
 
 
 def test_a_refusal_is_no_line_in_djangos_log(serve, gate, monkeypatch):
-    """Django logs every 4xx, and mails every 5xx to the administrators; refusals of either sort are spared them."""
+    """Django logs every 4xx, and mails every 5xx to the administrators; refusals of either sort cause neither."""
     written = []
     logger = logging.getLogger("django.request")
     monkeypatch.setattr(logger, "disabled", False)
@@ -120,7 +120,7 @@ async def async_pieces():
 
 
 def test_responses_cost_their_size(serve, gate):
-    """What is there at once is settled at once, what streams when it has gone."""
+    """A complete response is settled at once, a streamed one when it has been sent."""
 
     def stream(request):
         return StreamingHttpResponse(iter(["four", b"four"]) if serve.colour == "wsgi" else async_pieces())
@@ -134,7 +134,7 @@ def test_responses_cost_their_size(serve, gate):
 
 
 def test_a_file_costs_its_length_and_stays_the_servers(gate):
-    """A file is charged by its announced length, and the server's own wrapper gets it."""
+    """A file is charged by its announced length, and is sent through the server's own wrapper."""
     bytes_gate = gate(BYTES)
     app = handler(WSGIHandler, [path("", lambda request: FileResponse(BytesIO(b"x" * 20)))], {"POLICY": bytes_gate})
     returned = app(environ_of("GET", "/", **{"wsgi.file_wrapper": FileWrapper}), lambda *said: None)
@@ -144,7 +144,7 @@ def test_a_file_costs_its_length_and_stays_the_servers(gate):
 
 
 def test_a_stream_that_is_given_up_is_settled(gate):
-    """A client that goes in the middle pays what it got."""
+    """A client that disconnects in the middle is charged for what it got."""
     bytes_gate = gate(BYTES)
     urls = [path("", lambda request: StreamingHttpResponse(iter([b"four", b"four"])))]
     returned = handler(WSGIHandler, urls, {"POLICY": bytes_gate})(environ_of("GET", "/"), lambda *said: None)
@@ -189,7 +189,7 @@ def test_an_async_stream_that_is_given_up_is_settled(gate):
 
 
 def test_a_client_that_goes_before_its_answer_is_no_failure(gate):
-    """Django cancels a view whose client has gone: counted as 499, not as a 500 of the service, and it stays charged."""
+    """Django cancels a view whose client has disconnected: counted as 499, not as a 500 of the service, and it stays charged."""
     failures = gate("limits: [{name: failures, key: ip, limit: fixed window 9/min, charge: {status: [5xx]}}]")
 
     async def slow(request):
@@ -212,7 +212,7 @@ def test_a_client_that_goes_before_its_answer_is_no_failure(gate):
 
 
 def test_a_view_that_raises_is_a_failure(serve, gate):
-    """An exception is the outcome that Django makes of it: 404, 403, or 500."""
+    """An exception is settled by Django's response to it: 404, 403, or 500."""
 
     def raises(request, name):
         raise {"missing": Http404, "denied": PermissionDenied, "broken": ValueError}[name]("raised")
@@ -224,8 +224,8 @@ def test_a_view_that_raises_is_a_failure(serve, gate):
     assert failures.snapshot().rules[0].statuses == {"4xx": 3, "5xx": 1}
 
 
-def test_exempt_views_are_not_asked_about(serve, gate):
-    """A function and a class that are exempt stay outside of the policy, and find None; everything else is inside."""
+def test_exempt_views_are_not_limited(serve, gate):
+    """A function and a class that are exempt are outside of the policy, with None as the evaluation; all others are inside."""
 
     @exempt
     def free(request):
@@ -244,7 +244,7 @@ def test_exempt_views_are_not_asked_about(serve, gate):
 
 
 def test_identities_may_read_the_request(serve):
-    """A callable is given facts whose `raw` is the HttpRequest, with what the middlewares above brought."""
+    """A callable gets facts whose `raw` is the HttpRequest, with the attributes set by the middlewares above."""
     policy = Policy.of(
         identify={"user": {"call": lambda facts: facts.raw.somebody}},
         limits=[{"name": "api", "key": "user", "limit": "token bucket 1/min burst 1"}],
@@ -255,7 +255,7 @@ def test_identities_may_read_the_request(serve):
 
 
 class Knowing:
-    """A middleware above the policy's that knows who it is."""
+    """A middleware above the policy's that identifies the user."""
 
     def __init__(self, get_response):
         self.get_response = get_response
@@ -266,7 +266,7 @@ class Knowing:
 
 
 def test_a_far_store_never_blocks_the_loop():
-    """Under ASGI a store that takes its time is waited for beside the loop, which goes on meanwhile."""
+    """Under ASGI a slow store is awaited, and the loop continues meanwhile."""
     entered, answered = threading.Event(), threading.Event()
 
     class SlowStore(WrappedStore):
@@ -312,7 +312,7 @@ def settings_of():
 
 
 def test_the_gate_is_one_per_process_and_follows_the_settings(settings_of, tmp_path):
-    """Whoever asks gets the same gate, made from the file beside BASE_DIR; other settings make another one."""
+    """Every caller gets the same gate, made from the file beside BASE_DIR; other settings make another one."""
     (tmp_path / "limitkeeper.yaml").write_text("name: shop\n" + ONE)
     settings_of(BASE_DIR=tmp_path, LIMITKEEPER={"POLICY": "limitkeeper.yaml", "STORE": "memory://"})
     first = site_gate()
@@ -323,7 +323,7 @@ def test_the_gate_is_one_per_process_and_follows_the_settings(settings_of, tmp_p
 
 
 def test_two_handlers_of_one_process_count_together(settings_of):
-    """Django makes a chain of middlewares for every handler and test client: all of them ask one gate."""
+    """Django makes a chain of middlewares for every handler and test client: all of them use one gate."""
     settings_of(
         MIDDLEWARE=[OURS], LIMITKEEPER={"POLICY": Policy.read(ONE)}, ROOT_URLCONF=Urls([path("", lambda r: HttpResponse())])
     )
@@ -335,8 +335,8 @@ def test_two_handlers_of_one_process_count_together(settings_of):
     [({}, "no policy"), ({"POLICI": "x"}, "unknown key 'POLICI'"), ("limitkeeper.yaml", "expected LIMITKEEPER to be a dict")],
     ids=["none", "misspelt", "no-dict"],
 )
-def test_what_is_wrong_with_the_setting_is_told(settings_of, said, received):
-    """A setting that can't be used is an error that says what to write."""
+def test_an_invalid_setting_is_an_error(settings_of, said, received):
+    """An invalid setting is an error that names the right form."""
     settings_of(LIMITKEEPER=said)
     with pytest.raises(ConfigurationError, match=received):
         site_gate()

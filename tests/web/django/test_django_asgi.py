@@ -19,14 +19,14 @@ async def cached_async(request):
 
 
 class AfterTheBody(InProcess):
-    """Django's ASGI handler has the whole body before any middleware is asked: what it read says nothing about us."""
+    """Django's ASGI handler reads the whole body before any middleware: its reads are not ours."""
 
     def request(self, *asked):
         return replace(super().request(*asked), read=None)
 
 
 class DjangoApp:
-    """Django's ASGI handler and what serves it."""
+    """Django's ASGI handler and its server."""
 
     kinds = frozenset({"http", "asgi"})
 

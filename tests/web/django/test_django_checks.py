@@ -26,7 +26,7 @@ def by_session(facts):
 
 
 def found(*middleware, **limitkeeper):
-    """The ids of what is said about a site with this MIDDLEWARE and this LIMITKEEPER."""
+    """The ids of the messages for a site with this MIDDLEWARE and this LIMITKEEPER."""
     with override_settings(MIDDLEWARE=list(middleware or (OURS,)), LIMITKEEPER=limitkeeper):
         return check_settings()
 
@@ -37,7 +37,7 @@ def ids(*middleware, **limitkeeper):
 
 @pytest.fixture(autouse=True)
 def one_worker(monkeypatch):
-    """Nobody says how many workers there are."""
+    """Sets no number of workers."""
     monkeypatch.delenv("WEB_CONCURRENCY", raising=False)
 
 
@@ -53,24 +53,24 @@ def policy(tmp_path):
     return write
 
 
-def test_a_site_in_order_has_nothing_to_hear(policy):
-    """A policy that loads, asked by the middleware: no message."""
+def test_a_correct_site_has_no_messages(policy):
+    """A policy that loads, with the middleware: no message."""
     assert ids(POLICY=policy(ONE)) == []
 
 
-def test_a_site_without_a_policy_has_nothing_to_hear():
+def test_a_site_without_a_policy_has_no_messages():
     """Without LIMITKEEPER nothing is wrong: only decorated views are limited."""
     assert ids("django.middleware.common.CommonMiddleware") == []
 
 
-def test_a_setting_that_is_none_is_told():
-    """A misspelt word in LIMITKEEPER is an error with the words that are known."""
+def test_an_unknown_setting_is_reported():
+    """A misspelt name in LIMITKEEPER is an error with the known names."""
     messages = found(POLICI="limitkeeper.yaml")
     assert [message.id for message in messages] == ["limitkeeper.E001"]
     assert "POLICY" in messages[0].msg
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     """A policy that is not there is named with its whole path."""
     messages = found(POLICY=tmp_path / "nowhere.yaml")
     assert [message.id for message in messages] == ["limitkeeper.E002"]
@@ -88,14 +88,14 @@ def test_every_mistake_is_a_message_with_its_line(policy):
 
 
 def test_warnings_of_a_policy_are_warnings(policy):
-    """What is unwise but legal is told as a warning, and the rest is looked at."""
+    """Unwise but legal settings are warnings, and the rest is checked."""
     path = policy("safe_concurrency: 4\nlimits: [{name: api, key: ip, limit: token bucket 5/s burst 100}]")
     messages = found(POLICY=path)
     assert [message.id for message in messages] == ["limitkeeper.W001"]
     assert not messages[0].is_serious()
 
 
-def test_a_policy_that_nobody_asks_is_told(policy):
+def test_a_policy_without_the_middleware_is_reported(policy):
     """A policy in the settings and no middleware: nothing would be limited."""
     assert ids("django.middleware.common.CommonMiddleware", POLICY=policy(ONE)) == ["limitkeeper.W002"]
 
@@ -111,7 +111,7 @@ def test_a_default_limit_is_checked():
 @pytest.mark.parametrize("in_file", [False, True])
 @pytest.mark.parametrize(("call", "brings"), [(by_user, USER), (by_session, SESSION)], ids=["user", "session"])
 def test_identities_need_what_brings_them(call, brings, in_file, policy):
-    """A callable that reads the user (or the session) needs the middleware below the one that brings it, also one that a file
+    """A callable that reads the user (or the session) needs the middleware below the one that sets it, also one that a file
     names."""
     limits = [{"name": "api", "key": "user | ip", "limit": "5/s"}]
     made = Policy.of(identify={"user": {"call": call}}, limits=limits)
@@ -125,21 +125,21 @@ def test_identities_need_what_brings_them(call, brings, in_file, policy):
     assert ids(brings, OURS, POLICY=made) == []
 
 
-def test_a_cache_above_is_told(policy):
-    """A cache that stands above would keep one client's fields for all."""
+def test_a_cache_above_is_reported(policy):
+    """A cache above would keep one client's fields for all."""
     assert ids(CACHE, OURS, POLICY=policy(ONE)) == ["limitkeeper.W004"]
     assert ids(OURS, CACHE, POLICY=policy(ONE)) == []
 
 
-def test_cors_below_is_told(policy):
-    """A refusal that CORS headers are not added to can't be read by scripts."""
+def test_cors_below_is_reported(policy):
+    """Scripts can't read a refusal without CORS headers."""
     assert ids(OURS, CORS, POLICY=policy(ONE)) == ["limitkeeper.W005"]
     assert ids(CORS, OURS, POLICY=policy(ONE)) == []
 
 
 @pytest.mark.parametrize("said", [{}, {"STORE": "memory://"}, {"STORE": MemoryStore()}], ids=["policy", "url", "store"])
 def test_memory_and_several_workers_do_not_go_together(policy, monkeypatch, said):
-    """Limits in memory and more than one worker: the limit is as many times what it says."""
+    """Limits in memory and more than one worker: each worker admits the whole limit."""
     monkeypatch.setenv("WEB_CONCURRENCY", "4")
     assert ids(POLICY=policy(ONE), **said) == ["limitkeeper.W006"]
     assert ids(POLICY=policy(ONE), STORE="shared:///dev/shm/limits") == []
@@ -147,8 +147,8 @@ def test_memory_and_several_workers_do_not_go_together(policy, monkeypatch, said
     assert ids(POLICY=policy(ONE), **said) == []
 
 
-def test_a_deployment_is_asked_about_its_store(policy, monkeypatch):
-    """`check --deploy` takes several workers for granted, unless WEB_CONCURRENCY says one."""
+def test_a_deployment_is_checked_for_its_store(policy, monkeypatch):
+    """`check --deploy` assumes several workers, unless WEB_CONCURRENCY is one."""
 
     def deployed():
         with override_settings(LIMITKEEPER={"POLICY": policy(ONE)}):
@@ -160,7 +160,7 @@ def test_a_deployment_is_asked_about_its_store(policy, monkeypatch):
 
 
 def test_installed_the_checks_are_run(python, policy):
-    """`"limitkeeper.web.django"` in INSTALLED_APPS is all it takes for `check` to find a mistake."""
+    """`"limitkeeper.web.django"` in INSTALLED_APPS is enough for `check` to find a mistake."""
     path = policy("limits: [{name: api, kye: ip, limit: 5/s}]")
     done = python(f"""
         import django
@@ -192,16 +192,16 @@ DEGRADES = "limits: [{name: api, key: ip, limit: 1/min, on_refusal: degrade cach
         ("HANDLERS", [view], "a dict of views"),
     ],
 )
-def test_a_word_that_means_nothing(policy, word, value, received):
-    """What stands under a word of LIMITKEEPER and can't be used is an error of the check, not of the first request."""
+def test_an_invalid_value_is_reported(policy, word, value, received):
+    """An unusable value in LIMITKEEPER is an error of the check, not of the first request."""
     (message,) = found(**{"POLICY": policy(ONE), word: value})
     assert message.id == "limitkeeper.E001"
     assert received in message.msg
 
 
 @pytest.mark.parametrize("handlers", [{}, {"other": view}, {"cached": "nowhere.view"}, {"cached": 5}])
-def test_a_degrade_view_that_nobody_gave(policy, handlers):
-    """A policy that degrades to a view which is not there is an error before the first refusal needs it."""
+def test_a_missing_degrade_view_is_reported(policy, handlers):
+    """A policy that degrades to a missing view is an error before the first refusal needs it."""
     (message,) = found(POLICY=policy(DEGRADES), HANDLERS=handlers)
     assert message.id == "limitkeeper.E004"
     assert "cached" in message.msg
@@ -209,7 +209,7 @@ def test_a_degrade_view_that_nobody_gave(policy, handlers):
 
 @pytest.mark.parametrize("cached", [view, f"{__name__}.view"])
 def test_a_degrade_view_that_is_there(policy, cached):
-    """A view may be given itself, or as where it is: settings come before views."""
+    """A view may be given itself, or as an import path: settings are loaded before views."""
     assert ids(POLICY=policy(DEGRADES), HANDLERS={"cached": cached}) == []
     with override_settings(LIMITKEEPER={"POLICY": policy(DEGRADES), "HANDLERS": {"cached": cached}}):
         made = gate()

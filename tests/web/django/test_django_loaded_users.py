@@ -77,7 +77,7 @@ def test_views_are_limited_by_what_is_loaded(store: MemoryStore) -> None:
 
 
 def test_a_default_limit_is_loaded(store: MemoryStore) -> None:
-    """The default limit of async views may be chosen by what is loaded from the database."""
+    """The default limit of async views may be chosen by values loaded from the database."""
     default = {"limit": lambda request: user_of(request) + "/min", "key": user_of}
     urls = Urls([path("", view)])
 

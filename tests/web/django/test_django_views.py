@@ -1,4 +1,4 @@
-"""Limits of single Django views: functions, coroutines, classes, and what each of them is settled by."""
+"""Limits of single Django views: functions, coroutines, classes, and how each of them is settled."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ BYTES = {"limit": "fixed window 1000/min", "cost": {"response": "1B", "estimate"
 
 @pytest.fixture(autouse=True)
 def own_site(store: MemoryStore):
-    """Every test has a site of its own, on a clock that stands still."""
+    """Every test has a site of its own, on a manual clock."""
     with override_settings(LIMITKEEPER={"STORE": store}):
         yield
 
 
 def get(view, path="/", *args, **headers):
-    """What a view answers, awaited where it must be."""
+    """The response of a view, awaited where necessary."""
     answer = view(RequestFactory().get(path, headers=headers), *args)
     return asyncio.run(answer) if asyncio.iscoroutine(answer) else answer
 
@@ -50,7 +50,7 @@ def statuses(view, times=2, path="/", **headers):
 
 
 def spent(view):
-    """What a request finds spent, its own cost included."""
+    """The units spent for a request, its own cost included."""
     answer = get(view)
     return int(answer.headers["X-RateLimit-Limit"]) - int(answer.headers["X-RateLimit-Remaining"])
 
@@ -115,7 +115,7 @@ def test_classes_have_limits_of_their_own():
 
 
 def test_several_limits_of_a_class_all_count():
-    """A list of limits, and one method_decorator above another: each counts for itself, the tightest speaks."""
+    """A list of limits, and one method_decorator above another: each counts for itself, the tightest decides."""
 
     @method_decorator(limit("fixed window 100/h"), name="dispatch")
     @method_decorator([limit("fixed window 10/h"), limit("fixed window 2/min")], name="dispatch")
@@ -147,7 +147,7 @@ def test_single_methods_can_be_limited():
 
 
 def test_a_decorated_class_view_function_is_limited():
-    """`limit(…)(Report.as_view())` in a URL configuration goes by the class's name."""
+    """`limit(…)(Report.as_view())` in a URL configuration has the class's name."""
 
     class First(View):
         def get(self, request):
@@ -160,12 +160,12 @@ def test_a_decorated_class_view_function_is_limited():
     assert statuses(limit(ONE)(Second.as_view())) == [200, 429]
 
 
-def test_keys_are_callables_or_words(store):
-    """A view's key is a callable given the request, or identities of the site's policy; nobody known: the address."""
+def test_keys_are_callables_or_identity_names(store):
+    """A view's key is a callable given the request, or identities of the site's policy; without a value: the address."""
     policy = Policy.read("identify: {user: {header: X-User}}\nlimits: [{name: a, key: ip, limit: token bucket 1/s burst 99}]")
 
     @limit(ONE, key="user | ip")
-    def words(request):
+    def texts(request):
         return HttpResponse()
 
     @limit(ONE, key=lambda request: request.GET.get("id"))
@@ -174,15 +174,15 @@ def test_keys_are_callables_or_words(store):
 
     with override_settings(LIMITKEEPER={"POLICY": policy, "STORE": store}):
         for user in ("ada", "ben"):
-            assert statuses(words, **{"X-User": user}) == [200, 429]
-        assert statuses(words) == [200, 429]
+            assert statuses(texts, **{"X-User": user}) == [200, 429]
+        assert statuses(texts) == [200, 429]
         assert statuses(called, path="/?id=1") == [200, 429]
         assert statuses(called, path="/?id=2") == [200, 429]
         assert statuses(called) == [200, 429]
 
 
 def test_a_key_from_the_path_is_the_value_that_django_has_converted(store):
-    """Whatever a converter takes for one value is one key of a view's limit."""
+    """Values that a converter takes for one value are one key of a view's limit."""
     policy = Policy.read("identify: {order: {path: order}}\nlimits: [{name: a, key: ip, limit: 99/s}]")
 
     @limit("fixed window 1/min", key="order", match="/orders/{order}")
@@ -199,7 +199,7 @@ def test_a_key_from_the_path_is_the_value_that_django_has_converted(store):
 
 
 def test_views_under_one_name_share():
-    """Views that are limited under the same name spend one limit, whatever colour they have."""
+    """Views that are limited under the same name share one limit, whether sync or async."""
     reports = limit("token bucket 1/min burst 2", name="reports")
 
     @reports
@@ -213,14 +213,14 @@ def test_views_under_one_name_share():
     assert [get(view).status_code for view in (first, second, first)] == [200, 200, 429]
 
 
-def test_a_mistake_is_told_where_it_stands():
+def test_a_mistake_is_an_error_at_the_decorator():
     """A limit that can't be read is an error where the decorator is written."""
     with pytest.raises(ConfigurationError):
         limit("5/parsec")(lambda request: None)
 
 
 def test_a_view_may_degrade(store):
-    """A view's limit may name a cheaper view, which gets what the view would have got."""
+    """A view's limit may name a cheaper view, which gets the same arguments."""
 
     @limit(ONE, on_refusal="degrade cached")
     def view(request, n):
@@ -240,7 +240,7 @@ def test_a_view_may_degrade(store):
 
 @pytest.mark.parametrize(("error", "counted"), [(Http404, 404), (PermissionDenied, 403), (ValueError, 500)])
 def test_exceptions_are_the_outcomes_that_django_makes_of_them(error, counted):
-    """A view that raises is settled with the status that its exception will become."""
+    """A view that raises is settled with the status of the response to its exception."""
 
     @limit(**FAILURES)
     def view(request):
@@ -258,7 +258,7 @@ def test_exceptions_are_the_outcomes_that_django_makes_of_them(error, counted):
 
 
 def test_outcomes_that_do_not_count_are_given_back():
-    """Only failures count: what went well is given back."""
+    """Only failures count: successes are given back."""
 
     @limit(**FAILURES)
     def view(request):
@@ -270,7 +270,7 @@ def test_outcomes_that_do_not_count_are_given_back():
 
 
 def test_a_template_response_is_settled_when_it_is_rendered():
-    """A response that is not rendered yet has no size: it is charged when it has."""
+    """A response that is not rendered yet has no size: it is charged once it has."""
     engine = DjangoTemplates({"NAME": "own", "DIRS": [], "APP_DIRS": False, "OPTIONS": {}})
     template = engine.from_string("{{ word }}")
 
@@ -342,7 +342,7 @@ def test_a_template_that_fails_gives_its_place_back():
 
 
 def test_a_mount_point_that_a_client_chose_hides_no_path():
-    """DispatcherMiddleware takes the `x` of a target like x/login for one: rules for what Django routes apply too."""
+    """DispatcherMiddleware takes the `x` of a target like x/login for a mount point: rules for Django's routes apply too."""
     context = DjangoRequestContext(RequestFactory(SCRIPT_NAME="x").get("/login"))
     assert (context.path, context.routed) == ("x/login", "/login")
     assert DjangoRequestContext(RequestFactory(SCRIPT_NAME="/x").get("/login")).routed is None
@@ -388,7 +388,7 @@ def test_streams_are_settled_when_they_have_gone():
 
 
 def made_of(function):
-    """A class based view of a function, made as Django REST framework's `api_view` makes one: all are written in one place."""
+    """A class based view of a function, as Django REST framework's `api_view` makes it: all are defined in one place."""
 
     class Wrapped(View):
         def get(self, request):
@@ -400,7 +400,7 @@ def made_of(function):
 
 
 def test_views_that_one_decorator_made_do_not_share():
-    """Functions that a decorator makes classes of go by their own names: each counts for itself, twice where it is said twice."""
+    """Functions that a decorator turns into classes have their own names: each counts for itself, twice where listed twice."""
 
     @limit(ONE)
     @made_of
@@ -424,8 +424,8 @@ class Shown(View):
         return HttpResponse(self.word)
 
 
-def test_views_of_one_class_with_other_words_do_not_share():
-    """`as_view(…)` with other words, and views that one function made, are told apart by the pattern that they stand under."""
+def test_views_of_one_class_with_other_arguments_do_not_share():
+    """`as_view(…)` with other arguments, and views that one function made, are distinguished by their URL patterns."""
 
     def made(word):
         @limit(ONE)
@@ -446,7 +446,7 @@ def test_views_of_one_class_with_other_words_do_not_share():
 
 
 def test_a_site_without_a_policy_names_its_proxies(store):
-    """CLIENT_IP in the setting says who the client is; next to a policy it is an error, since the policy says so."""
+    """CLIENT_IP in the setting defines the client; beside a policy it is an error, since the policy defines it."""
     factory = RequestFactory(REMOTE_ADDR="10.0.0.2")
 
     @limit(ONE)

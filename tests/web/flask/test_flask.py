@@ -1,4 +1,4 @@
-"""The Flask extension: order, error handlers, limits of single views, and what a refusal never touches."""
+"""The Flask extension: order, error handlers, limits of single views, and what a refusal does not reach."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_decision_is_at_hand(app, gate):
 
 
 def test_late_identities_may_use_the_session(app, gate):
-    """`early=False` asks within the request, so that a callable can read the session or whatever before_request brought."""
+    """`early=False` decides within the request, so that a callable can read the session or values set by before_request."""
 
     def user_of(facts):
         return session.get("user") or g.get("user")
@@ -139,7 +139,7 @@ def test_late_identities_may_use_the_session(app, gate):
 
 
 def test_late_refusals_leave_later_functions_alone(app, gate):
-    """Asked late, the policy stands where init_app stood: before_request functions that come later do not run."""
+    """Decided late, the policy has the position of init_app: before_request functions that come later do not run."""
     ran = []
     app.before_request(lambda: ran.append("before"))
     RateLimit(app, policy=gate(), early=False)
@@ -149,11 +149,11 @@ def test_late_refusals_leave_later_functions_alone(app, gate):
     assert ran == ["before", "after", "before"]
 
 
-# Answers
+# Responses
 
 
 def test_an_error_handler_may_answer(app, gate):
-    """`errorhandler(429)` answers in its own words and is given the evaluation; the fields are on its answer all the same."""
+    """`errorhandler(429)` makes the response from the evaluation; the fields are on it all the same."""
     RateLimit(app, policy=gate())
 
     @app.errorhandler(429)
@@ -203,7 +203,7 @@ def test_a_handler_that_raises_is_a_500(app, gate):
     assert client.get("/").status_code == 500
 
 
-# Making
+# Construction
 
 
 def test_a_factory_finds_its_policy_in_the_configuration(tmp_path):
@@ -229,22 +229,22 @@ def test_a_second_extension_is_refused(app, gate):
         RateLimit(app, policy=gate())
 
 
-def test_a_view_without_an_extension_says_what_is_missing(app, limits):
-    """A limited view in an application that nobody told of is an error that names the remedy."""
+def test_a_view_without_an_extension_is_an_error_with_the_remedy(app, limits):
+    """A limited view in an application without the extension is an error that names the remedy."""
     app.testing = True
     app.add_url_rule("/limited", view_func=limits.limit("1/min")(lambda: "x"), endpoint="limited")
     with pytest.raises(ConfigurationError, match="init_app"):
         app.test_client().get("/limited")
 
 
-def test_a_gate_that_is_not_there_says_so(app, limits):
-    """Without a policy there is no gate to look at."""
+def test_a_missing_gate_is_an_error(app, limits):
+    """Without a policy there is no gate to inspect."""
     limits.init_app(app)
     with app.app_context(), pytest.raises(ConfigurationError, match="LIMITKEEPER_POLICY"):
         limits.gate
 
 
-def test_a_mistake_is_told_where_it_stands(limits):
+def test_a_mistake_is_an_error_at_the_decorator(limits):
     """A limit that can't be read is an error where the decorator is written, not at the first request."""
     with pytest.raises(ConfigurationError):
         limits.limit("5/parsec")(lambda: "x")
@@ -278,7 +278,7 @@ def test_a_view_is_limited_per_client(app, limits):
 
 
 def test_a_views_answer_carries_the_fields(app, limits):
-    """Successes tell what is left, refusals when to come back, both with the view's name."""
+    """Successes have what is left, refusals the retry time, both with the view's name."""
     limits.init_app(app)
 
     @app.get("/a")
@@ -332,7 +332,7 @@ def test_class_based_views_have_limits_of_their_own(app, limits):
 
 
 def test_several_limits_of_a_view_all_count(app, limits):
-    """Decorators can be stacked: each counts for itself, all are named, the tightest speaks."""
+    """Decorators can be stacked: each counts for itself, all are named, the tightest decides."""
     limits.init_app(app)
 
     @app.get("/a")
@@ -348,7 +348,7 @@ def test_several_limits_of_a_view_all_count(app, limits):
 
 
 def test_views_under_one_name_share(app):
-    """Views that are limited under the same name spend one limit, without a store being given."""
+    """Views that are limited under the same name share one limit, without a common store in the arguments."""
     limits = RateLimit(app)
     for path in ("/a", "/b"):
         view = limits.limit("token bucket 1/min burst 2", name="reports")(lambda: "report")
@@ -356,8 +356,8 @@ def test_views_under_one_name_share(app):
     assert [statuses(app, path, 1) for path in ("/a", "/b", "/a")] == [[200], [200], [429]]
 
 
-def test_the_policy_and_the_view_are_told_together(app, gate):
-    """Where the policy and the view both limit, both are named, and the tighter one speaks."""
+def test_the_policy_and_the_view_are_both_named(app, gate):
+    """Where the policy and the view both limit, both are named, and the tighter one decides."""
     limits = RateLimit(app, policy=gate("limits: [{name: site, key: ip, limit: fixed window 2/h}]"))
 
     @app.get("/a")
@@ -371,14 +371,14 @@ def test_the_policy_and_the_view_are_told_together(app, gate):
     assert len(answer.headers.getlist("RateLimit")) == 1
 
 
-def test_keys_are_callables_or_words(app, gate):
-    """A view's key is a callable given the request, or identities of the site's policy; nobody known: the address."""
+def test_keys_are_callables_or_identity_names(app, gate):
+    """A view's key is a callable given the request, or identities of the site's policy; without a value: the address."""
     policy = "identify: {user: {header: X-User}}\nlimits: [{name: site, key: ip, limit: token bucket 1/s burst 1000}]"
     limits = RateLimit(app, policy=gate(policy))
 
     @app.get("/words")
     @limits.limit("token bucket 1/min burst 1", key="user | ip")
-    def words():
+    def texts():
         return "a"
 
     @app.get("/called")
@@ -410,8 +410,8 @@ def test_a_blueprints_views_share_a_limit(app, limits):
     assert statuses(app, "/", 2) == [200, 200]
 
 
-def test_exempt_views_and_blueprints_are_not_asked_about(app, gate):
-    """What is exempt is outside of the policy, whatever its path; limits of its own stay."""
+def test_exempt_views_and_blueprints_are_not_limited_by_the_policy(app, gate):
+    """An exempt view is outside of the policy, whatever its path; limits of its own stay."""
     limits = RateLimit(app, policy=gate())
     blueprint = limits.exempt(Blueprint("health", "health"))
     blueprint.add_url_rule("/live", view_func=lambda: "ok", endpoint="live")
@@ -434,8 +434,8 @@ def test_exempt_views_and_blueprints_are_not_asked_about(app, gate):
     assert statuses(app, "/", 2) == [200, 429]
 
 
-def test_exempt_views_stay_so_when_asked_late(app, gate):
-    """The same where the policy is asked within the request."""
+def test_exempt_views_stay_so_when_decided_late(app, gate):
+    """The same where the policy is evaluated within the request."""
     limits = RateLimit(app, policy=gate(), early=False)
     app.add_url_rule("/live", view_func=limits.exempt(lambda: "ok"), endpoint="live")
     assert statuses(app, "/live") == [200, 200, 200]
@@ -454,7 +454,7 @@ def test_two_applications_do_not_share(limits):
 
 
 def test_a_view_may_degrade(app, limits):
-    """A view's limit may name a cheaper view, which is called with nothing and finds everything in `request`."""
+    """A view's limit may name a cheaper view, which is called without arguments and finds everything in `request`."""
     limits = RateLimit(app, store=MemoryStore(), handlers={"cached": lambda: f"cached {request.view_args['n']}"})
 
     @app.get("/a/<int:n>")
@@ -470,7 +470,7 @@ def test_a_view_may_degrade(app, limits):
 
 
 def test_a_response_that_is_refused_for_its_size_is_closed(app, store):
-    """What the view leaves to the end of its response is done when the refusal has been sent."""
+    """Work that the view leaves to the end of its response is done when the refusal has been sent."""
     closed = []
 
     @app.get("/large")
@@ -522,13 +522,13 @@ def shop(app, store):
 
 
 def tally_of(app, name):
-    """What the limit of a view counted."""
+    """The counter of the view's limit."""
     gates = app.extensions["limitkeeper"]._gates
     return next(gate.snapshot().rules[0] for (_, own), gate in gates.items() if own.startswith(f"{name}-"))
 
 
 def spent(app, path):
-    """What a request to this path finds spent, its own cost included."""
+    """The units spent for a request to this path, its own cost included."""
     answer = app.test_client().get(path)
     limit, left = int(answer.headers["X-RateLimit-Limit"]), int(answer.headers["X-RateLimit-Remaining"])
     answer.close()
@@ -536,7 +536,7 @@ def spent(app, path):
 
 
 def test_outcomes_that_do_not_count_are_given_back(shop):
-    """Only failures count: what went well is given back when it is known."""
+    """Only failures count: successes are given back when they are known."""
     client = shop.test_client()
     for _ in range(20):
         assert client.get("/fails/200").status_code == 200
@@ -556,7 +556,7 @@ def test_a_view_that_raises_is_a_failure(shop):
 
 
 def test_responses_cost_their_size(shop):
-    """A response that is there at once is settled at once, a streamed one when it has gone."""
+    """A complete response is settled at once, a streamed one when it has been sent."""
     assert spent(shop, "/bytes") == 1
     assert spent(shop, "/bytes") == 11
     client = shop.test_client()
@@ -565,7 +565,7 @@ def test_responses_cost_their_size(shop):
 
 
 def test_a_file_costs_its_length_and_stays_the_servers(shop):
-    """A file is charged by its announced length, and handed on so that the server can send it in its own way."""
+    """A file is charged by its announced length, and passed on so that the server can send it in its own way."""
     answer = shop.test_client().get("/file")
     assert answer.data == b"x" * 20
     answer.close()
@@ -573,7 +573,7 @@ def test_a_file_costs_its_length_and_stays_the_servers(shop):
 
 
 def test_a_stream_that_is_given_up_is_settled(shop):
-    """A client that goes in the middle pays what it got."""
+    """A client that disconnects in the middle is charged for what it got."""
     answer = shop.test_client().get("/stream", buffered=False)
     chunks = answer.iter_encoded()
     assert next(chunks) == b"four"
@@ -582,7 +582,7 @@ def test_a_stream_that_is_given_up_is_settled(shop):
 
 
 def test_long_names_fit(app, limits):
-    """However deep a view was written, its limit has a name that fits, and the same one every time."""
+    """However deeply nested a view's definition, its limit has a name that fits, and the same one every time."""
 
     def a_view_with_a_name_that_nobody_would_want_to_read_in_a_header_field_of_a_response():
         return "x"

@@ -1,4 +1,4 @@
-"""Flask: blueprints in blueprints, and tests and traps that look at a refusal."""
+"""Flask: nested blueprints, and tests and traps that inspect a refusal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def nested(limits: RateLimit, version: str) -> Blueprint:
 
 
 def test_blueprints_of_one_name_do_not_share(app, limits):
-    """Two blueprints that are called alike, one in each version of an interface, are two limits."""
+    """Two blueprints of one name, one in each version of an interface, are two limits."""
     limits.init_app(app)
     for version in ("v1", "v2"):
         app.register_blueprint(nested(limits, version))
@@ -54,7 +54,7 @@ def test_blueprints_of_one_name_do_not_share(app, limits):
 
 
 def test_an_exempt_blueprint_is_so_with_all_in_it(app, gate):
-    """Taking a blueprint out of the policy takes out the blueprints in it."""
+    """Exempting a blueprint exempts the blueprints in it."""
     limits = RateLimit(app, policy=gate())
     outer, inner = Blueprint("outer", __name__), Blueprint("inner", __name__)
     outer.add_url_rule("/outer", "one", lambda: "one")
@@ -85,7 +85,7 @@ def test_trapped_refusals(app, gate):
 
 
 def test_views_that_one_function_made_do_not_share(app, limits):
-    """Views of one name, made by one function or of one class, are told apart by their endpoints; under a name= they share."""
+    """Views of one name, made by one function or of one class, are distinguished by their endpoints; under a name= they share."""
     limits.init_app(app)
 
     def made(word, **said):
@@ -115,7 +115,8 @@ def test_views_that_one_function_made_do_not_share(app, limits):
 
 
 def test_a_key_from_the_path_is_the_value_that_flask_has_converted(app, gate):
-    """Whatever a converter takes for one value is one key: in a view's limit, and in a policy that is evaluated within Flask."""
+    """Values that a converter takes for one value are one key: in a view's limit, and in a policy that is evaluated within
+    Flask."""
 
     class Word(BaseConverter):
         def to_python(self, value: str) -> int:

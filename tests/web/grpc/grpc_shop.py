@@ -22,7 +22,7 @@ SERVICE = "shop.Shop"
 
 
 class Shop:
-    """What the service saw: messages that were deserialised, calls that reached a handler, and their evaluations."""
+    """The service's records: deserialised messages, calls that reached a handler, and their evaluations."""
 
     def __init__(self) -> None:
         self.read: list[bytes] = []

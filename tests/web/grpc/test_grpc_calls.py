@@ -52,8 +52,8 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Callable[..., tuple[Shop, 
         yield start
 
 
-def test_calls_pass_and_are_told_what_is_left(serve, clock):
-    """A call within its limit is served as ever; its initial metadata say what is left."""
+def test_calls_that_pass_have_what_is_left(serve, clock):
+    """A call within its limit is served as usual; its initial metadata contain what is left."""
     _, client = serve(gate(rule(TokenBucket("5/s burst 10")), clock=clock))
     response, call = client.method("Pay").with_call("7", timeout=60)
     assert response == "paid 7"
@@ -68,7 +68,7 @@ def test_calls_pass_and_are_told_what_is_left(serve, clock):
     assert client.chat("a", "b") == ["you said a", "you said b"]
 
 
-def test_a_refused_call_is_told_exactly_when_to_come_back(serve, clock):
+def test_a_refused_call_has_the_exact_retry_time(serve, clock):
     """RESOURCE_EXHAUSTED with the delay to the microsecond, the rule, and the fields of HTTP; message and handler untouched."""
     words = Answer(message="Too many payments. Retry after {retry_after}s.")
     shop, client = serve(gate(rule(TokenBucket("3/s burst 1"), "payments", answer=words), clock=clock))
@@ -91,7 +91,7 @@ def test_a_refused_call_is_told_exactly_when_to_come_back(serve, clock):
 
 @pytest.mark.parametrize("letter", ["a", "ü", "☃"])
 def test_a_long_story_still_arrives(serve, clock, letter):
-    """However many limits refuse, in however many words: a client takes 8 KiB of metadata, and is told when to come back."""
+    """However many limits refuse, with however long messages: a client accepts 8 KiB of metadata, and gets the retry time."""
     words = Answer(message=letter * 2000)
     rules = [rule(FixedWindow("1/h"), f"{i}-{'x' * 60}", answer=words) for i in range(40)]
     _, client = serve(gate(*rules, clock=clock))
@@ -133,14 +133,14 @@ def test_metadata_identify_callers(serve, clock):
 
 
 def test_the_peer_is_the_client(serve, clock):
-    """Callers are told apart by the address of their connection."""
+    """Callers are distinguished by the address of their connection."""
     shop, client = serve(gate(rule(FixedWindow("5/h"), key=(("ip",),)), clock=clock))
     client.pay()
     assert shop.evaluations[0].keys == ["127.0.0.1"]
 
 
 def test_messages_of_a_stream_are_limited_where_a_rule_names_them(serve, clock):
-    """A rule for MESSAGE lets so many messages pass, and ends the stream at the next, undeserialised."""
+    """A rule for MESSAGE admits so many messages, and ends the stream at the next, undeserialised."""
     guarded = gate(rule(FixedWindow("3/h"), "messages", "/shop.Shop/Chat", ["MESSAGE"]), clock=clock)
     shop, client = serve(guarded)
     assert client.chat("a", "b") == ["you said a", "you said b"]
@@ -191,7 +191,7 @@ def test_messages_keep_the_identity_of_their_call(serve, clock):
 
 
 def test_a_degrade_handler_answers_instead(serve, clock, request):
-    """Where a rule degrades, a behaviour of the same shape answers; the status is OK and nothing says to come back."""
+    """Where a rule degrades, a behaviour of the same shape answers; the status is OK and there is no retry time."""
     in_threads = request.node.callspec.params["serve"] in ("threads", "mixed")
 
     def cheap(request: str, context: Any) -> str:
@@ -222,7 +222,7 @@ def test_current_is_the_passage_of_the_call(serve, clock):
 
 
 def test_only_outcomes_that_count_are_charged(serve, clock):
-    """charge: 401 gives the calls back that end otherwise: a good call costs nothing, a stranger's does."""
+    """charge: 401 gives back calls with another status: a successful call costs nothing, an unauthenticated one does."""
     guarded = gate(rule(FixedWindow("2/h"), charge=Charge(((401, 401),))), clock=clock)
     _, client = serve(guarded)
     for _ in range(5):
@@ -233,7 +233,7 @@ def test_only_outcomes_that_count_are_charged(serve, clock):
 
 
 def test_outcomes_are_counted_as_http_statuses(serve, clock):
-    """What handlers end with is counted by its class in HTTP: OK, an abort, a set code, an exception."""
+    """The status of handlers is counted by its class in HTTP: OK, an abort, a set code, an exception."""
     guarded = gate(rule(FixedWindow("100/h")), clock=clock)
     _, client = serve(guarded)
     client.pay()
@@ -257,7 +257,7 @@ def test_the_size_of_responses_can_be_the_cost(serve, clock):
 
 
 def test_a_handlers_own_metadata_stay(serve, clock):
-    """What a handler sends itself arrives, together with ours."""
+    """A handler's own metadata arrive together with ours."""
     _, client = serve(gate(rule(FixedWindow("5/h")), clock=clock))
     _, call = client.method("Pay").with_call("metadata", timeout=60)
     first = dict(call.initial_metadata())
@@ -266,13 +266,13 @@ def test_a_handlers_own_metadata_stay(serve, clock):
 
 
 def test_silence_on_success_sends_nothing(serve, clock):
-    """With success: never a call that passes has no metadata of ours."""
+    """With success: a call that passes always has metadata of ours."""
     _, client = serve(gate(rule(FixedWindow("5/h")), clock=clock, headers=Headers(success="never")))
     _, call = client.method("Pay").with_call("1", timeout=60)
     assert not [name for name, _ in call.initial_metadata() if "ratelimit" in name]
 
 
-def test_what_can_never_pass_is_told_not_to_try_again(serve, clock):
+def test_a_call_that_can_never_pass_must_not_be_retried(serve, clock):
     """A cost above the limit gets no RetryInfo, and a pushback that stops the client's retries."""
     _, client = serve(gate(rule(FixedWindow("5/h"), cost=Cost(units=6)), clock=clock))
     error = refusal(client.pay)
@@ -282,7 +282,7 @@ def test_what_can_never_pass_is_told_not_to_try_again(serve, clock):
 
 
 def test_a_store_that_fails_closed_is_unavailable(serve, store):
-    """Where the service is at fault the status is UNAVAILABLE, with a delay and no talk of quotas."""
+    """Where the service is at fault the status is UNAVAILABLE, with a delay and without quotas."""
     failing = WrappedStore(store, local=True)
     failing.failing = {"decide", "decide_one"}
     _, client = serve(gate(rule(FixedWindow("5/h"), on_failure=OnFailure(CLOSED)), store=failing))
@@ -307,8 +307,8 @@ def test_spread_retries_reach_the_client(serve, clock):
     assert error.details() == f"Too many requests. Retry after {delay_us // 1_000_000}s."
 
 
-def test_who_is_shut_out_is_told_so(serve, clock):
-    """A client that is refused too often is refused without a question to the store, until its time is over."""
+def test_a_client_in_the_penalty_box_is_refused(serve, clock):
+    """A client that is refused too often is refused without a call of the store, until its time is over."""
     shut = PenaltyBoxConfig(FixedWindow("2/min"), 60_000_000)
     guarded = gate(rule(FixedWindow("1/h"), key=(("ip",),)), clock=clock, penalty_box=shut)
     _, client = serve(guarded)
@@ -321,7 +321,7 @@ def test_who_is_shut_out_is_told_so(serve, clock):
 
 
 def test_what_cannot_be_read_ends_as_without_a_guard(serve, clock):
-    """A message that can't be deserialised is an internal error, a method that nobody serves is unimplemented."""
+    """A message that can't be deserialised is an internal error, a method without a handler is unimplemented."""
     shop, client = serve(gate(rule(FixedWindow("5/h")), clock=clock))
     error = refusal(lambda: client.pay("rubbish"))
     assert (error.code(), error.details()) == (Code.INTERNAL, "Exception deserializing request!")
@@ -340,9 +340,9 @@ def test_a_reload_holds_from_the_next_call_on(serve, clock):
 
 @pytest.mark.parametrize("serve", [kind for kind in KINDS if kind != "mixed"], indirect=True)
 def test_a_client_that_leaves_a_stream_is_settled(serve, eventually):
-    """A stream that its client abandons is counted and settled as what the client did.
+    """A stream that its client abandons is counted and settled as cancelled by the client.
 
-    (grpc.aio never lets go of a plain generator that nobody listens to, guarded or not.)"""
+    (grpc.aio never releases a plain generator whose client is gone, guarded or not.)"""
     guarded = gate(rule(FixedWindow("1000000/h"), charge=Charge(((499, 499),))), clock=ManualClock(0))
     _, client = serve(guarded)
     stream = client.method("List")("2000", timeout=60)
@@ -353,7 +353,7 @@ def test_a_client_that_leaves_a_stream_is_settled(serve, eventually):
 
 
 class UntilOver(grpc.ServerInterceptor):
-    """Holds a call back until its client has gone."""
+    """Holds a call back until its client has disconnected."""
 
     def __init__(self, eventually: Any) -> None:
         self.eventually = eventually

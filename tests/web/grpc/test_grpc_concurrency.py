@@ -172,7 +172,7 @@ def test_a_call_that_ends_unavailable_lowers_an_adaptive_limit(server):
 
 
 def test_clients_that_cancel_their_calls_do_not_lower_an_adaptive_limit():
-    """They decide when: a hostile client would bring it to its minimum for all."""
+    """The clients decide when: a hostile one would bring it to its minimum for all."""
     adaptive = AdaptiveBulkhead(AIMD(initial=4, minimum=1, maximum=10, backoff=0.5))
     with TaskServer(adaptive) as running, grpc.insecure_channel(f"127.0.0.1:{running.port}") as channel:
         call = channel.unary_unary("/shop.Shop/Pay").future(b"", timeout=PATIENCE)

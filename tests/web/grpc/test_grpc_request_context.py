@@ -1,4 +1,4 @@
-"""Who calls: addresses, certificates, and what is said where gRPC is not installed."""
+"""The caller of a request: addresses, certificates, and the error where gRPC is not installed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from limitkeeper.web.grpc.call import AsyncHandlerContext, HandlerContext, parse
     ],
 )
 def test_addresses_of_peers(peer, address):
-    """The address is what stands between kind and port, brackets and encoding undone; a UNIX socket has none."""
+    """The address is the part between kind and port, brackets and encoding undone; a UNIX socket has none."""
     assert parse_peer(peer) == address
 
 
@@ -51,7 +51,7 @@ def test_an_identity_of_a_body_is_absent():
 
 
 def test_metadata_of_the_same_name_are_joined():
-    """Several values are one header with commas; binary ones and those that are not there are None."""
+    """Several values are one header with commas; binary and missing ones are None."""
     known = facts((("x-a", "1"), ("x-b", "2"), ("x-a", "3"), ("x-c-bin", b"\x00")))
     assert [known.header(name) for name in ("x-a", "x-b", "x-c-bin", "x-d")] == ["1, 3", "2", None, None]
     assert facts(None).header("x-a") is None
@@ -72,7 +72,7 @@ def test_certificates_are_read_from_the_auth_context():
 
 
 def test_a_message_has_the_identities_of_its_call():
-    """What was found out about a caller is not found out again for every message."""
+    """The identity of a caller is determined once, not again for every message."""
     known = facts()
     known.identities["user"] = "ann"
     assert (known.message().identities, known.message().method, known.message().path) == ({"user": "ann"}, "MESSAGE", known.path)
@@ -114,7 +114,7 @@ def test_services_are_known_by_their_certificates(kind, certificates, clock):
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 def test_a_unix_socket_has_no_address(kind, tmp_path, clock):
-    """Who comes over a UNIX socket has no address: a rule by address shares one key among them, or is not meant."""
+    """A caller over a UNIX socket has no address: a rule by address shares one key among them, or does not apply."""
     shop = Shop()
     rules = [rule(FixedWindow("1/h"), key=(("ip",),)), rule(FixedWindow("5/h"), "all")]
     with serving(kind, shop, gate(*rules, clock=clock), f"unix:{tmp_path}/s") as place, grpc.insecure_channel(place) as channel:
@@ -123,7 +123,7 @@ def test_a_unix_socket_has_no_address(kind, tmp_path, clock):
 
 
 def test_interceptors_take_a_policy_or_a_gate(tmp_path):
-    """A policy is enough: the gate is made of it, with the store that was given; a gate is taken as it is."""
+    """A policy is enough: the gate is made of it, with the given store; a gate is taken as it is."""
     policy = Policy(rules=(rule(FixedWindow("1/h")),))
     for kind in (RateLimitInterceptor, AsyncRateLimitInterceptor):
         guarded = kind(policy)
@@ -141,7 +141,7 @@ def test_outside_of_a_call_there_is_no_passage():
 
 @pytest.mark.parametrize("absent", ["grpc", "grpc_status", "google.rpc"])
 def test_without_grpc_the_extra_is_named(python, absent):
-    """Where a part of gRPC is not installed, importing the interceptors says what to install."""
+    """Where a part of gRPC is not installed, importing the interceptors names what to install."""
     done = python(
         f"""
         import sys
@@ -157,6 +157,6 @@ def test_without_grpc_the_extra_is_named(python, absent):
 
 
 def test_a_handler_gets_a_context():
-    """Libraries that ask whether they were given a servicer context are told so, sync and async."""
+    """Libraries that check for a servicer context accept it, sync and async."""
     assert issubclass(HandlerContext, grpc.ServicerContext)
     assert issubclass(AsyncHandlerContext, grpc.aio.ServicerContext)

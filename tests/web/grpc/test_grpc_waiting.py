@@ -1,4 +1,4 @@
-"""gRPC calls that wait their turn: in order, as long as their client is there."""
+"""gRPC calls that wait: in order, as long as their client is connected."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_a_call_waits_its_turn(serve, held, eventually, limit):
     assert guarded.snapshot().rules[0].waiting == 0
 
 
-@pytest.mark.parametrize("serve", ["threads", "tasks"], indirect=True)  # grpc.aio does not tell threads that a client has gone
+@pytest.mark.parametrize("serve", ["threads", "tasks"], indirect=True)  # grpc.aio does not notify threads of a disconnect
 def test_a_client_that_goes_away_gives_its_place_back(serve, held, eventually):
-    """Cancelled while it waits: nobody waits any more, nothing stays charged, and the next takes its turn."""
+    """Cancelled while it waits: none waits any more, nothing stays charged, and the next gets its start."""
     guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held, waiting_threads=2)
     shop, client = serve(guarded)
     client.pay("1")
@@ -85,8 +85,9 @@ def test_a_deadline_ends_the_waiting(serve, held, eventually):
 
 
 @pytest.mark.parametrize("serve", ["threads", "mixed"], indirect=True)
-def test_a_call_that_ends_before_it_waits_is_not_asked_for_its_peer(serve, held, eventually):
-    """Where a call is over before its place in the queue is looked for, by its address, the server lives and serves the next."""
+def test_a_call_that_ends_before_it_waits_has_no_lookup_of_its_peer(serve, held, eventually):
+    """Where a call is over before its place in the queue is looked up, by its address, the server survives and serves the next.
+    Where a call is over before its place in the queue is looked up, by its address, the server survives and serves the next."""
     guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held, waiting_threads=2)
     _, client = serve(guarded)
     client.pay("1")
@@ -121,7 +122,7 @@ def test_a_call_that_is_cancelled_when_its_turn_comes_holds_no_place(steps):
 
 
 def test_a_full_queue_is_unavailable(serve, held, eventually):
-    """Whoever finds the queue full is refused at once: the service is busy, with a delay and no talk of quotas."""
+    """A call that finds the queue full is refused at once: the service is busy, with a delay and without quotas."""
     guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held, waiting_threads=2)
     _, client = serve(guarded)
     client.pay("1")
@@ -152,8 +153,8 @@ RETRIES = """{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3, 
 "backoffMultiplier": 1, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}"""
 
 
-def test_a_channel_with_a_retry_policy_comes_back_when_told(serve):
-    """The client library waits exactly as long as the refusal says, whatever its own backoff, and is then served."""
+def test_a_channel_with_a_retry_policy_retries_at_the_retry_time(serve):
+    """The client library waits exactly the delay of the refusal, whatever its own backoff, and is then served."""
     guarded = gate(rule(TokenBucket("4/s burst 1")), store=None, clock=SYSTEM)
     shop, client = serve(guarded, options=[("grpc.service_config", RETRIES)])
     began_us, paid = steady_us(), 0
