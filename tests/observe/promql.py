@@ -1,4 +1,4 @@
-"""Whether an expression of PromQL can be read, and names only what a gate exposes."""
+"""Checks that an expression of PromQL can be parsed, and names only what a gate exposes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def exposed() -> dict[str, dict[str, set[str]]]:
 
 
 def unknown(expr: str, recorded: frozenset[str] = frozenset()) -> list[str]:
-    """Whatever an expression names that no gate exposes: series, labels to select, values of fixed labels, labels to group by."""
+    """Names in an expression that no gate exposes: series, labels to select, values of fixed labels, labels to group by."""
     series, wrong = exposed(), []
     names = re.findall(r"(limitkeeper[_:][\w:]+)(?:\{([^}]*)\})?", expr)
     for name, selector in names:
@@ -49,12 +49,12 @@ def unknown(expr: str, recorded: frozenset[str] = frozenset()) -> list[str]:
 
 
 def plain(expr: str) -> str:
-    """A panel's expression with something in the place of Grafana's variables."""
+    """A panel's expression with values in place of Grafana's variables."""
     return expr.replace("$__rate_interval", "5m").replace("$policy", ".*").replace("$rule", ".*")
 
 
 def unreadable(expr: str) -> str:
-    """What a reader of the whole language finds wrong with an expression, its types included; nothing where it is right."""
+    """Errors that a parser of the whole language finds in an expression, type errors included; empty where it is right."""
     promql_parser = pytest.importorskip("promql_parser", reason="promql-parser has no wheel here: expressions are not parsed")
     try:
         promql_parser.parse(plain(expr))

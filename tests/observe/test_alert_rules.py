@@ -1,4 +1,4 @@
-"""The alert rules that are shipped: they name what is exposed, they fire when they should, and not before."""
+"""The shipped alert rules: they name exposed series, they fire when they should, and not before."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ RECORDS = {rule["record"]: rule for rule in RULES if "record" in rule}
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert", rule.get("record")))
 def test_rules_name_what_is_exposed(rule):
-    """Every series, label and fixed value in a rule is one that a real gate exposes; the language is right."""
+    """Every series, label and fixed value in a rule is one that a real gate exposes; the syntax is right."""
     assert unknown(rule["expr"], frozenset(RECORDS)) == []
     assert unreadable(rule["expr"]) == ""
 
 
 def test_the_reader_of_expressions_sees_mistakes():
-    """A misspelt series, label, value or grouping is found, and so are an open bracket and a range that nobody asked for."""
+    """A misspelt series, label, value or grouping is found, and so are an open bracket and a superfluous range."""
     assert unknown("rate(limitkeeper_request_total[5m])") == ["limitkeeper_request_total"]
     assert unknown('limitkeeper_requests_total{outcom="refused"}') == ["limitkeeper_requests_total{outcom}"]
     assert unknown('limitkeeper_requests_total{outcome="denied"}') == ["limitkeeper_requests_total{outcome=denied}"]
@@ -42,8 +42,8 @@ def test_the_reader_of_expressions_sees_mistakes():
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_says_what_and_what_to_do(name):
-    """Each alert has a severity, a summary, a description, and a link to a heading of the page that says what to do."""
+def test_an_alert_has_a_description_and_a_remedy(name):
+    """Each alert has a severity, a summary, a description, and a link to a heading of the page with the remedy."""
     alert = ALERTS[name]
     assert alert["labels"]["severity"] in ("info", "warning", "critical")
     assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
@@ -69,7 +69,7 @@ def test_thresholds_are_those_of_the_page():
 
 
 def test_the_seeds_latencies_are_alerts():
-    """Endpoint p95 above 800 ms and p99 above 2 s, from the times of requests that were let pass."""
+    """Endpoint p95 above 800 ms and p99 above 2 s, from the times of admitted requests."""
     assert ALERTS["LimitkeeperResponseP95"]["expr"] == "limitkeeper:response_seconds:p95_5m > 0.8"
     assert ALERTS["LimitkeeperResponseP99"]["expr"] == "limitkeeper:response_seconds:p99_5m > 2"
     for part in ("p95_5m", "p99_5m"):
@@ -84,7 +84,7 @@ def test_no_alert_takes_a_refusal_for_an_error():
 
 
 def test_links_can_lead_to_a_page_of_your_own():
-    """Whoever hosts the page elsewhere gets links to it."""
+    """A page hosted elsewhere gets its own links."""
     text = alert_rules("https://wiki.example/limitkeeper")
     assert "https://wiki.example/limitkeeper#store-degraded" in text
     assert "docs/observability.md#" not in text
@@ -205,14 +205,14 @@ def promtool(*words: str, **more: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_alert_has_a_case():
-    """No alert is shipped that was never made to fire, and the series of the cases are ones that are exposed."""
+    """Each shipped alert is made to fire in a case, and the series of the cases are exposed ones."""
     assert set(CASES) == set(ALERTS)
     for fires, silent, _ in CASES.values():
         assert unknown(" ".join([*fires, *(which for series in silent for which in series)])) == []
 
 
 def test_promtool_takes_the_rules(tmp_path):
-    """promtool, where it is there, finds nothing wrong with the rules."""
+    """promtool, where installed, finds nothing wrong with the rules."""
     (tmp_path / "alerts.yml").write_text(alert_rules())
     done = promtool("check", "rules", str(tmp_path / "alerts.yml"))
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The dashboard that is shipped: it names what is exposed, everything is on it, and nothing lies on anything else."""
+"""The shipped dashboard: it names exposed series, it is complete, and no panels overlap."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ EXPRESSIONS = [(panel["title"], target["expr"]) for panel in PANELS for target i
 
 @pytest.mark.parametrize(("title", "expr"), EXPRESSIONS, ids=[f"{title} {n}" for n, (title, _) in enumerate(EXPRESSIONS)])
 def test_panels_name_what_is_exposed(title, expr):
-    """Every series, label and fixed value on a panel is one that a real gate exposes; the language is right."""
+    """Every series, label and fixed value on a panel is one that a real gate exposes; the syntax is right."""
     assert unknown(expr) == []
     assert unreadable(expr) == ""
 
 
 def test_everything_that_is_measured_is_on_it():
-    """No number is exposed that the dashboard forgets."""
+    """Every exposed number is on the dashboard."""
     shown = " ".join(expr for _, expr in EXPRESSIONS)
     names = {f"limitkeeper_{measure.name}{'_bucket' if measure.kind == HISTOGRAM else ''}" for measure in METRICS}
     assert [name for name in sorted(names) if name not in shown] == []
 
 
 def test_identifiers_are_unique_and_positions_free():
-    """Panels have numbers of their own, lie within the 24 columns, and none lies on another."""
+    """Panels have numbers of their own, lie within the 24 columns, and none overlaps another."""
     numbers = [panel["id"] for panel in BOARD["panels"]]
     assert len(numbers) == len(set(numbers))
     taken: dict[tuple[int, int], int] = {}
@@ -43,12 +43,12 @@ def test_identifiers_are_unique_and_positions_free():
         assert 0 <= place["x"] < place["x"] + place["w"] <= 24
         for x in range(place["x"], place["x"] + place["w"]):
             for y in range(place["y"], place["y"] + place["h"]):
-                assert (x, y) not in taken, f"panel {panel['id']} lies on {taken[x, y]}"
+                assert (x, y) not in taken, f"panel {panel['id']} overlaps {taken[x, y]}"
                 taken[x, y] = panel["id"]
 
 
 def test_the_source_is_a_choice():
-    """Nothing is bound to somebody's Prometheus: every panel and every target asks the chosen one."""
+    """No data source is fixed: every panel and every target uses the chosen Prometheus."""
     names = [variable["name"] for variable in BOARD["templating"]["list"]]
     assert names == ["datasource", "policy", "rule"]
     for panel in PANELS:
@@ -59,7 +59,7 @@ def test_the_source_is_a_choice():
 
 
 def test_rates_suit_the_zoom():
-    """Rates are taken over the interval that Grafana finds right for the scrape and the zoom, never over a fixed one."""
+    """Rates are taken over Grafana's interval for the scrape and the zoom, never over a fixed one."""
     for _, expr in EXPRESSIONS:
         assert set(re.findall(r"\[(.+?)\]", expr)) <= {"$__rate_interval"}
 
@@ -80,8 +80,8 @@ def test_the_lines_of_the_alerts_are_drawn():
     assert lines["Time of a decision"] == [0.02]
 
 
-def test_every_panel_says_what_it_shows():
-    """A title, a description and a legend or a table: nobody has to guess. Letters of a panel's targets are unique."""
+def test_every_panel_has_a_description():
+    """Each panel has a title, a description and a legend or a table. Letters of a panel's targets are unique."""
     for panel in PANELS:
         assert panel["title"]
         assert panel["description"].endswith(".")
@@ -102,7 +102,7 @@ def test_every_panel_says_what_it_shows():
 
 
 def test_promtool_takes_the_expressions(tmp_path):
-    """promtool, where it is there, can read every expression of the dashboard."""
+    """promtool, where installed, can parse every expression of the dashboard."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not here (Debian: apt-get install prometheus): expressions are only looked at")

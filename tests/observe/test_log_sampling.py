@@ -1,4 +1,4 @@
-"""Refusals in the log: sampled by rule and kind, veiled, one record each, and nothing is left out in silence."""
+"""Refusals in the log: sampled by rule and kind, with hashed keys, one record each, and every omitted line is counted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stand_ins import NOON
 
 
 class Kept(logging.Handler):
-    """Keeps what is logged."""
+    """Keeps the log records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Kept(logging.Handler):
 
 @pytest.fixture
 def kept():
-    """A logger of its own for each test, and what went there."""
+    """A logger of its own for each test, and its records."""
     handler = Kept()
     logger = logging.getLogger("limitkeeper.refusals.tested")
     logger.propagate = False
@@ -51,7 +51,7 @@ def kept():
 
 
 def test_a_refusal_is_one_record(kept):
-    """A refused request is a record with the rule, the reason, when to come back, and the key as its keyed hash."""
+    """A refused request is a record with the rule, the reason, the retry time, and the key as its keyed hash."""
     clock = ManualClock(NOON)
     gate = gate_on(clock)
     log_refusals(gate, logger=kept.logger, clock=clock)
@@ -77,7 +77,7 @@ def test_a_refusal_is_one_record(kept):
 
 
 def test_lines_are_sampled_and_the_rest_is_counted(kept):
-    """A burst of five lines, then one for each second, each saying how many were left out since the last."""
+    """A burst of five lines, then one for each second, each with the number of omitted ones since the last."""
     clock = ManualClock(NOON)
     gate = gate_on(clock)
     log_refusals(gate, "1/s burst 5", logger=kept.logger, clock=clock)
@@ -126,8 +126,8 @@ def test_the_penalty_box_and_failures_are_logged(kept):
     assert kept.records[-1].levelno == logging.ERROR
 
 
-def test_keys_are_shown_only_when_told(kept):
-    """With show_keys the key itself is in the record; in the sentence it can't break the line."""
+def test_keys_are_shown_only_with_show_keys(kept):
+    """With show_keys the key itself is in the record; in the message it can't break the line."""
     clock = ManualClock(NOON)
     gate = gate_on(clock)
     log_refusals(gate, logger=kept.logger, show_keys=True, clock=clock)
@@ -138,7 +138,7 @@ def test_keys_are_shown_only_when_told(kept):
 
 
 def test_stopping_stops(kept):
-    """What `log_refusals` returns ends it, and the gate has no listener left."""
+    """Calling what `log_refusals` returns ends it, and the gate has no listener left."""
     gate = gate_on(ManualClock(NOON))
     stop = log_refusals(gate, logger=kept.logger)
     assert gate.events.wants("refused")
@@ -150,7 +150,7 @@ def test_stopping_stops(kept):
 
 
 def test_a_logger_that_is_not_listened_to_costs_nothing(kept):
-    """Below the logger's level nothing is counted and nobody's line is used up."""
+    """Below the logger's level nothing is counted and no rule's line is used up."""
     clock = ManualClock(NOON)
     gate = gate_on(clock)
     kept.logger.setLevel(logging.ERROR)
@@ -163,7 +163,7 @@ def test_a_logger_that_is_not_listened_to_costs_nothing(kept):
 
 
 def test_json_lines(kept):
-    """The formatter writes one line of JSON for any record: ours with all we know, others with what they have."""
+    """The formatter writes one line of JSON for any record: ours with all fields, others with those they have."""
     clock = ManualClock(NOON)
     gate = gate_on(clock)
     stream = io.StringIO()
@@ -187,7 +187,7 @@ def test_json_lines(kept):
 
 
 def test_what_never_fits_is_json_too(kept):
-    """A refusal without an end says no number rather than infinity: JSON has none. A plain limiter can be logged as well."""
+    """A refusal without an end has no number rather than infinity: JSON has none. A plain limiter can be logged as well."""
     limiter = Limiter("5/s", store=MemoryStore(clock=ManualClock()), name="plain")
     log_refusals(limiter, logger=kept.logger)
     limiter.hit("ann", cost=6)
@@ -220,15 +220,15 @@ def test_threads_write_no_more_than_the_rate(kept):
 
 
 def test_senseless_settings_are_errors():
-    """A rate that is none, and something that refuses nobody, say what to write."""
+    """An invalid rate, and a source without refusals, are errors that name the right form."""
     with pytest.raises(InvalidLimit):
         log_refusals(gate_on(ManualClock()), "often")
     with pytest.raises(ConfigurationError, match="expected a Gate"):
         log_refusals(object())
 
 
-def test_a_shadow_says_whom(kept):
-    """A rule in shadow is asked on its own: its line has the key all the same."""
+def test_a_shadow_record_has_the_key(kept):
+    """A rule in shadow is decided on its own: its line has the key all the same."""
     clock = ManualClock(NOON)
     gate = gate_on(clock)
     log_refusals(gate, logger=kept.logger, clock=clock)
@@ -238,7 +238,7 @@ def test_a_shadow_says_whom(kept):
 
 
 def test_an_alert_is_of_the_rule_that_crossed(kept):
-    """A rule that was beyond its mark before is not named when another one crosses its own."""
+    """A rule that was already beyond its mark is not named when another one crosses its own."""
     rules = [rule("small", FixedWindow("10/min"), alert=0.5), rule("large", FixedWindow("20/min"), alert=0.4)]
     gate = Gate(policy(rules=tuple(rules)), store=MemoryStore(clock=ManualClock(NOON)))
     log_refusals(gate, logger=kept.logger, clock=ManualClock(NOON))

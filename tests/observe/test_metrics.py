@@ -1,4 +1,4 @@
-"""What is read off a snapshot: complete, bounded, and added up where two gates share a policy's name."""
+"""Metrics from a snapshot: complete, bounded, and added up where two gates share a policy's name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMED = {metric.name: metric for metric in METRICS}
 
 
 def test_every_number_of_a_tally_is_read():
-    """Whatever a gate counts has a metric: setting any number of a snapshot changes what is read."""
+    """Every number that a gate counts has a metric: setting any number of a snapshot changes a metric."""
     blank = Snapshot("p", rules=(RuleSnapshot("r"),))
     plain = {metric.name: metric.collect([blank]) for metric in METRICS}
     unread = []
@@ -33,7 +33,7 @@ def test_every_number_of_a_tally_is_read():
             before = Snapshot("p", rules=(RuleSnapshot("r"),), offenders=(Offender("r", "k", 1, 0),))
             if all(metric.collect([snapshot]) == metric.collect([before]) for metric in METRICS):
                 unread.append(field.name)
-    assert unread == ["requests"]  # it is what the outcomes add up to
+    assert unread == ["requests"]  # it is the sum of the outcomes
 
 
 def test_allowed_and_refused_are_all_requests():
@@ -48,7 +48,7 @@ def test_allowed_and_refused_are_all_requests():
 
 
 def test_a_refusal_is_no_response_and_no_error():
-    """Responses are those of requests that were let pass: 24 refused checkouts are in no class of status and in no histogram."""
+    """Responses are those of admitted requests: 24 refused checkouts are in no class of status and in no histogram."""
     snapshot = busy_gate().snapshot()
     found = {labels[2]: value for labels, value in NAMED["responses"].collect([snapshot]).items() if labels[1] == "checkout"}
     assert found == {"1xx": 0, "2xx": 10, "3xx": 0, "4xx": 0, "5xx": 3}
@@ -56,8 +56,8 @@ def test_a_refusal_is_no_response_and_no_error():
     assert NAMED["response_seconds"].collect([snapshot])["shop", "checkout"].count == 13
 
 
-def test_what_real_traffic_did_is_told():
-    """A wait, a shadow, alerts, near limits, a give-back, reloads: each is read as often as it happened."""
+def test_real_traffic_is_counted():
+    """A wait, a shadow, alerts, near limits, a give-back, reloads: each is counted as often as it happened."""
     snapshots = [busy_gate().snapshot()]
     received = {name: NAMED[name].collect(snapshots) for name in NAMED}
     assert received["waited"]["shop", "slow"] == 1
@@ -71,7 +71,7 @@ def test_what_real_traffic_did_is_told():
     assert received["store_state"] == {}
 
 
-def test_a_store_that_fails_is_told():
+def test_a_store_that_fails_is_counted():
     """A guard's state and failures, and every decision that was made without the store, by how it was made."""
     snapshots = [failing_gate().snapshot()]
     received = {name: NAMED[name].collect(snapshots) for name in NAMED}
@@ -124,8 +124,8 @@ def test_keys_make_no_series():
         assert "key" not in metric.labels
 
 
-def test_offenders_have_a_measure_that_is_asked_for():
-    """Shown one by one, offenders are at most as many as asked for, with what is surely theirs, and a hash for a key."""
+def test_offenders_have_a_measure_on_request():
+    """Shown one by one, offenders are at most the requested number, with their guaranteed count, and a hash for a key."""
     snapshot = busy_gate().snapshot()
     found = offender_metric(1).collect([snapshot])
     assert list(found.values()) == [21]
@@ -138,7 +138,7 @@ def test_offenders_have_a_measure_that_is_asked_for():
 
 
 def test_the_share_of_an_offender_is_never_too_high():
-    """What the sketch may have got wrong is not held against anybody; a second limit counts for its rule; nobody is no share."""
+    """The sketch's possible error counts against no key; a second limit counts for its rule; no offenders is no share."""
     share = NAMED["top_offender_ratio"]
     offenders = (Offender("a", "x", 60, 20), Offender("a.2", "y", 50, 0), Offender("gone", "z", 90, 0))
     snapshot = Snapshot("p", rules=(RuleSnapshot("a"), RuleSnapshot("b")), offenders=offenders, offered=100)
@@ -147,7 +147,7 @@ def test_the_share_of_an_offender_is_never_too_high():
 
 
 def test_measures_are_well_made():
-    """Names are unique and lower case, every one says what it counts, histograms are in seconds."""
+    """Names are unique and lower case, every metric has a help text, histograms are in seconds."""
     assert len(NAMED) == len(METRICS)
     for metric in METRICS:
         assert metric.name == metric.name.lower()

@@ -1,4 +1,4 @@
-"""Who is refused most: bounds that hold against an exact count, whatever comes."""
+"""The most refused keys: bounds that hold against an exact count, for any traffic."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def shown(size: int = 64, **more: object) -> tuple[Offenders, ManualClock]:
 
 
 @given(st.lists(KEYS, max_size=300), st.integers(1, 12))
-def test_a_window_is_never_further_off_than_it_says(items, size):
-    """count − error ≤ true ≤ count for everybody, counted or not; errors stay below n / size; the counts add up to n."""
+def test_a_window_is_never_further_off_than_its_error(items, size):
+    """count − error ≤ true ≤ count for every key, counted or not; errors stay below n / size; the counts add up to n."""
     window, true = Window(size), Counter(items)
     for item in items:
         window.add(item)
@@ -41,7 +41,7 @@ def test_a_window_is_never_further_off_than_it_says(items, size):
 
 
 @given(st.lists(KEYS, max_size=300), st.integers(1, 12))
-def test_a_window_knows_its_lowest_level(items, size):
+def test_the_lowest_level_of_a_window_is_the_smallest_count(items, size):
     """The levels hold exactly the counted keys, none is empty, and the lowest is the smallest count."""
     window = Window(size)
     for item in items:
@@ -54,7 +54,7 @@ def test_a_window_knows_its_lowest_level(items, size):
 
 @given(st.lists(st.tuples(KEYS, st.sampled_from([0, 0, 0, 20, 100, 250])), max_size=200), st.integers(1, 10))
 def test_two_windows_together_keep_the_bounds(steps, size):
-    """Over this window and the last, every bound holds against what was offered in them, and the heavy are all there."""
+    """Over this window and the last, every bound holds against the offered keys, and the heavy ones are all included."""
     offenders, clock = shown(size, window=100)
     history: list[tuple[int, tuple[str, str]]] = []
     now = first = 0
@@ -75,7 +75,7 @@ def test_two_windows_together_keep_the_bounds(steps, size):
 
 
 def test_few_keys_are_counted_exactly():
-    """With room for all, counts are exact, the heaviest comes first, and the same traffic tells the same."""
+    """With room for all, counts are exact, the heaviest comes first, and the same traffic gives the same result."""
     offenders, _ = shown()
     for n in range(60):
         for _ in range(n):
@@ -97,8 +97,8 @@ def test_a_flood_of_fresh_keys_does_not_hide_the_heavy_one():
     assert sum(len(level) for level in offenders._current.levels.values()) == 64
 
 
-def test_who_stopped_is_forgotten_after_two_windows():
-    """Somebody is told of for at least one window after the last refusal, and for no more than two."""
+def test_a_key_without_refusals_is_forgotten_after_two_windows():
+    """A key is listed for at least one window after its last refusal, and for no more than two."""
     offenders, clock = shown(window="5min")
     offenders.offer("user", "ann")
     clock.advance(299)
@@ -136,13 +136,13 @@ def test_keys_are_veiled():
 
 
 def test_a_hash_begins_like_the_partition_key():
-    """With the gate's secret, what the log shows of a key are the first bytes of what a RateLimit field shows of it."""
+    """With the gate's secret, the hash of a key in the log is the beginning of its hash in a RateLimit field."""
     shown = partition_key(b"ours", "user:42").removeprefix(b";pk=:").removesuffix(b":")
     assert b64decode(shown)[:6].hex() == KeyHash(b"ours")("user:42")
 
 
 def test_a_long_key_takes_no_room():
-    """A key longer than a reasonable one is kept as its hash, and shown as the same hash that a log line has."""
+    """A key longer than usual is kept as its hash, and shown as the same hash that a log line has."""
     for show in (True, False):
         offenders = Offenders(secret="ours", show_keys=show)
         offenders.offer("ip", "x" * 10_000)
@@ -172,8 +172,8 @@ def test_threads_lose_nothing():
     assert offenders.offered == 20_000
 
 
-def test_nobody_waits_for_a_counter():
-    """Whoever offers while another one counts goes on at once; what lies about meanwhile is bounded, and counted later."""
+def test_no_caller_waits_for_a_counter():
+    """An offer while another thread counts returns at once; the pending ones are bounded, and counted later."""
     offenders, _ = shown()
     with offenders._lock:
         for n in range(MAX_PENDING // 2):
@@ -186,7 +186,7 @@ def test_nobody_waits_for_a_counter():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_counts_for_itself():
-    """A child forked while somebody counted starts anew and is not held up."""
+    """A child forked during a count starts anew and is not blocked."""
     offenders, _ = shown()
     offenders.offer("user", "ann")
     with offenders._lock:
@@ -200,13 +200,13 @@ def test_a_forked_child_counts_for_itself():
 
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, 1_000_000])
 def test_a_senseless_size_is_an_error(size):
-    """A sketch of no size, or of any size, says what to write."""
+    """A sketch of no size, or of an invalid one, is an error that names the right form."""
     with pytest.raises(ConfigurationError, match="64 is enough"):
         Offenders(size)
 
 
 def test_senseless_secrets_and_windows_are_errors():
-    """An empty secret veils nothing and a window of no time counts nothing: both say so."""
+    """An empty secret hides nothing and a window of no time counts nothing: both are errors."""
     with pytest.raises(ConfigurationError, match="secret must be"):
         Offenders(secret="")
     with pytest.raises(ConfigurationError, match="5min"):

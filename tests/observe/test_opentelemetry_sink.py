@@ -1,4 +1,4 @@
-"""OpenTelemetry: the SDK collects what the gates counted, and spans know the decision but never the key."""
+"""OpenTelemetry: the SDK collects what the gates counted, and spans have the decision but never the key."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_the_sdk_collects_what_was_counted():
 
 
 def test_a_histogram_goes_out_as_three_sums():
-    """Buckets are cumulative under their ends in seconds; count and sum are beside them. An exporter to Prometheus leaves their
-    names as the alert rules have them: it adds `_total` to what is monotonic."""
+    """Buckets are cumulative under their ends in seconds; count and sum are beside them. An exporter to Prometheus keeps the
+    names of the alert rules: it adds `_total` to monotonic counters."""
     found, kinds = collected(busy_gate())
     parts = [kinds[f"limitkeeper.response_seconds.{part}"] for part in ("bucket", "count", "sum")]
     assert [part.is_monotonic for part in parts] == [False] * 3
@@ -67,8 +67,8 @@ def test_a_histogram_goes_out_as_three_sums():
     assert "1e-06" in {dict(labels)["le"] for labels in found["limitkeeper.decision_seconds.bucket"]}
 
 
-def test_instruments_read_when_somebody_collects():
-    """What happens after `instrument` is in the next collection."""
+def test_instruments_are_read_at_a_collection():
+    """Traffic after `instrument` is in the next collection."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     gate = gate_on(ManualClock())
@@ -83,7 +83,7 @@ def test_instruments_read_when_somebody_collects():
 
 
 def test_what_is_no_gate_is_refused():
-    """Something that counts nothing says what to give instead."""
+    """A source without counters is an error that names the right form."""
     with pytest.raises(ConfigurationError, match="expected a Gate"):
         instrument("limitkeeper.yaml")
 
@@ -99,8 +99,8 @@ def spans_of(*evaluations: object) -> list[dict[str, object]]:
     return [dict(span.attributes) for span in exporter.get_finished_spans()]
 
 
-def test_a_span_knows_the_decision():
-    """The current span is told who decided, what is left, and when to come back; a refusal has a reason."""
+def test_a_span_has_the_decision():
+    """The current span gets the deciding rule, what is left, and the retry time; a refusal has a reason."""
     gate = gate_on(ManualClock())
     evaluations = [asked(gate, "/checkout") for _ in range(6)]
     first, last = spans_of(evaluations[0], evaluations[-1])
@@ -120,8 +120,8 @@ def test_a_span_knows_the_decision():
     }
 
 
-def test_a_span_knows_shadows_and_waits():
-    """A shadow that would refuse, and the time waited, are told; an exempt request is just allowed."""
+def test_a_span_has_shadows_and_waits():
+    """A shadow that would refuse, and the time waited, are attributes; an exempt request is just allowed."""
     gate = gate_on(ManualClock())
     asked(gate, "/search")
     asked(gate, "/slow")
@@ -131,7 +131,7 @@ def test_a_span_knows_shadows_and_waits():
     assert exempt == {"limitkeeper.allowed": True}
 
 
-def test_a_span_never_knows_a_key():
+def test_a_span_never_has_a_key():
     """Neither a key nor its hash is among the attributes."""
     gate = gate_on(ManualClock())
     evaluations = [asked(gate, "/checkout", "somebody-with-a-name") for _ in range(7)]
@@ -141,7 +141,7 @@ def test_a_span_never_knows_a_key():
 
 
 def test_without_a_span_nothing_happens():
-    """Where nobody traces, annotating costs a look and does nothing; a given span is used instead of the current one."""
+    """Without tracing, annotating costs one check and does nothing; a given span is used instead of the current one."""
     gate = gate_on(ManualClock())
     evaluation = asked(gate, "/search")
     annotate(evaluation)
@@ -155,7 +155,7 @@ def test_without_a_span_nothing_happens():
 
 
 def test_a_client_in_the_penalty_box_has_no_rule():
-    """A client in the penalty box is refused by no rule; the reason says so."""
+    """A client in the penalty box is refused by no rule; the reason is the penalty box."""
     gate = gate_on(ManualClock())
     evaluations = [asked(gate, "/checkout") for _ in range(27)]
     (attributes,) = spans_of(evaluations[-1])
@@ -164,7 +164,7 @@ def test_a_client_in_the_penalty_box_has_no_rule():
     assert gate.ask(WrittenRequest("GET", "/healthz", headers={"x-user": "ann"})).allowed
 
 
-def test_without_the_api_it_says_what_to_install():
+def test_without_the_api_the_error_names_the_extra():
     """Where OpenTelemetry is missing, importing the sink names the extra."""
     code = """
 import sys

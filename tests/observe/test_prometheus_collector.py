@@ -1,4 +1,4 @@
-"""Prometheus: what a scrape shows is what the gates counted, in a form that Prometheus takes."""
+"""Prometheus: a scrape shows what the gates counted, in a format that Prometheus accepts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scraped(*gates: object, **more: object) -> tuple[str, CollectorRegistry]:
 
 
 def test_a_scrape_shows_what_was_counted():
-    """Every metric is there under its name with its labels, and the numbers are the gate's."""
+    """Every metric has its name and labels, and the numbers are the gate's."""
     text, registry = scraped(busy_gate(), failing_gate())
     value = registry.get_sample_value
     assert value("limitkeeper_requests_total", {"policy": "shop", "outcome": "refused"}) == 25
@@ -74,7 +74,7 @@ def test_histograms_are_cumulative_and_in_seconds():
 
 
 def test_it_reads_when_it_is_scraped():
-    """A collector keeps nothing: what happens after it was made is in the next scrape, and nothing is in the way of requests."""
+    """A collector keeps nothing: later traffic is in the next scrape, and requests do no work for it."""
     gate = gate_on(ManualClock())
     _, registry = scraped(gate)
     labels = {"policy": "shop", "outcome": "allowed"}
@@ -92,7 +92,7 @@ def test_two_gates_of_one_policy_are_one():
 
 
 def test_a_second_collector_in_one_registry_is_refused():
-    """Two collectors would show the same names twice: the registry says so; `add` is the way."""
+    """Two collectors would show the same names twice: the registry refuses the second; `add` is the way."""
     _, registry = scraped(busy_gate())
     with pytest.raises(ValueError, match="Duplicated"):
         LimitkeeperCollector(busy_gate(name="other"), registry=registry)
@@ -104,7 +104,7 @@ def test_a_second_collector_in_one_registry_is_refused():
 
 
 def test_what_is_no_gate_is_refused():
-    """Something that counts nothing says what to give instead, when the collector is made and not when it is scraped."""
+    """A source without counters is an error that names the right form, when the collector is made and not when it is scraped."""
     with pytest.raises(ConfigurationError, match="expected a Gate"):
         LimitkeeperCollector("limitkeeper.yaml", registry=None)
     for wrong in (-1, True, 1000):
@@ -112,8 +112,8 @@ def test_what_is_no_gate_is_refused():
             LimitkeeperCollector(registry=None, offenders=wrong)
 
 
-def test_offenders_are_shown_only_when_asked_for():
-    """Without being told, no series has a key; told to, there are at most as many as asked for, hashed."""
+def test_offenders_are_shown_only_on_request():
+    """By default no series has a key; with `offenders` there are at most the requested number, hashed."""
     text, _ = scraped(busy_gate())
     assert "key=" not in text
     text, _ = scraped(busy_gate(), offenders=1)
@@ -124,7 +124,7 @@ def test_offenders_are_shown_only_when_asked_for():
 
 
 def test_odd_names_are_escaped():
-    """A rule may be called anything: quotes, newlines and backslashes come out of the parser as they went in."""
+    """A rule may have any name: quotes, newlines and backslashes come out of the parser as they went in."""
     name = 'a "rule"\nwith \\ and ü'
     text, _ = scraped(FixedSource(Snapshot("p", rules=(RuleSnapshot(name, passed=3),))))
     found = {
@@ -171,7 +171,7 @@ def test_scrapes_while_requests_run():
 
 
 def test_the_number_of_series_follows_from_the_policy():
-    """A rule has as many series as the documentation says, whatever its traffic."""
+    """A rule has as many series as documented, whatever its traffic."""
 
     def count(rules: int) -> int:
         snapshot = busy_gate().snapshot()
@@ -199,7 +199,7 @@ def test_every_status_has_its_class_from_the_start():
 
 
 def test_promtool_takes_the_metrics():
-    """promtool, where it is there, finds nothing to say about names, units and help texts."""
+    """promtool, where installed, accepts names, units and help texts."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not here (Debian: apt-get install prometheus): metrics are not linted by it")
@@ -208,7 +208,7 @@ def test_promtool_takes_the_metrics():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_without_the_client_library_it_says_what_to_install():
+def test_without_the_client_library_the_error_names_the_extra():
     """Where prometheus-client is missing, importing the collector names the extra."""
     code = """
 import sys

@@ -99,7 +99,7 @@ def test_each_worker_has_a_port_of_its_own(tmp_path):
 
 
 def scraped(port: int) -> float:
-    """How many requests this worker has seen."""
+    """The number of requests that this worker has handled."""
     _, text = received(f"http://127.0.0.1:{port}/metrics")
     return sum(
         float(value) for value in re.findall(r'^limitkeeper_requests_total\{outcome="\w+",policy="shop"\} (\S+)$', text, re.M)

@@ -1,4 +1,4 @@
-"""A gate with one rule of every sort, and traffic that makes every number move."""
+"""A gate with one rule of every kind, and traffic that changes every number."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def gate_on(clock: Any, name: str = "shop", **more: Any) -> Gate:
 
 
 def asked(gate: Gate, path: str, user: str = "ann", status: int | None = 200) -> Evaluation:
-    """One request, and its response when it is let pass."""
+    """One request, and its response when it is admitted."""
     evaluation = gate.ask(WrittenRequest("POST", path, headers={"x-user": user}))
     if evaluation.allowed and status is not None:
         evaluation.count_response(status)
@@ -66,7 +66,7 @@ def asked(gate: Gate, path: str, user: str = "ann", status: int | None = 200) ->
 
 
 def busy_gate(clock: ManualClock | None = None, name: str = "shop") -> Gate:
-    """A gate that has seen everything but a failing store: refusals, shadows, alerts, a wait, a give-back, penalty box."""
+    """A gate with every event but a failing store: refusals, shadows, alerts, a wait, a give-back, penalty box."""
     gate = gate_on(ManualClock(NOON) if clock is None else clock, name)
     for _ in range(8):
         asked(gate, "/checkout")
@@ -87,7 +87,7 @@ def busy_gate(clock: ManualClock | None = None, name: str = "shop") -> Gate:
 
 
 def failing_gate() -> Gate:
-    """A gate whose store, far away, fails: one rule lets pass, one refuses, one decides on a share."""
+    """A gate whose remote store fails: one rule admits, one refuses, one decides on a share."""
     rules = (
         rule("open", FixedWindow("5/min"), "/open"),
         rule("closed", FixedWindow("5/min"), "/closed", on_failure=OnFailure("closed")),

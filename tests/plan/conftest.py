@@ -1,4 +1,4 @@
-"""Where the files of the planner's tests and examples are, and the seed's hundred requests."""
+"""The files of the planner's tests and examples, and the seed's hundred requests."""
 
 from __future__ import annotations
 

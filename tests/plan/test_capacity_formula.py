@@ -38,7 +38,7 @@ def test_the_split_of_the_source_document():
 
 
 def test_a_share_for_internal_jobs_is_taken_first():
-    """What internal jobs keep is not split among clients."""
+    """The part of internal jobs is not split among clients."""
     plan = make_plan(capacity(**SEED), internal="10%", split_by="partner=200,public=rest")
     assert (plan.internal, plan.external) == (35, 315)
     assert plan.classes.shares[1].rate == 115
@@ -69,7 +69,7 @@ def test_the_lowest_ceiling_is_named():
 
 
 def test_pools_name_the_binding_resource_and_ask_for_a_measurement():
-    """50 threads and 20 connections bind by the connections, and neither number gives 40."""
+    """Of 50 threads and 20 connections the connections are the limit, and neither number gives 40."""
     text = " ".join(capacity(**SEED, threads=50, db_pool=20).reasons())
     assert "the 20 database connections bind first: 40 at once fit only while each holds one for at most 50% of its time" in text
     assert "do not give 40: measure it" in text
@@ -115,7 +115,7 @@ def test_one_pod_less_below_the_limit_is_warned_about():
     ],
 )
 def test_impossible_numbers_are_refused_by_name(change, message):
-    """Each impossible number is named, with what to write instead."""
+    """Each impossible number is an error that names the right form."""
     with pytest.raises(ConfigurationError, match=message):
         capacity(**{**SEED, **change})
 

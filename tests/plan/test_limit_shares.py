@@ -1,4 +1,4 @@
-"""Shares of a limit: their sum never exceeds it, unless over-subscription was asked for."""
+"""Shares of a limit: their sum never exceeds it, except with a factor for over-subscription."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ amounts = st.one_of(
     factor=st.integers(100, 300),
 )
 def test_shares_never_exceed_the_limit(limit, shares, factor):
-    """Whatever is written, the shares add up to at most the limit × the factor, or are refused; `rest` is all that is left."""
+    """Whatever the shares, they add up to at most the limit × the factor, or are refused; `rest` is all that is left."""
     factor = Fraction(factor, 100)
     try:
         found = split(limit, shares, factor)
@@ -44,14 +44,14 @@ def test_percentages_are_of_the_limit():
     assert [share.rate for share in split(350, "a=60%,b=rest").shares] == [210, 140]
 
 
-def test_what_is_assigned_to_nobody_is_said():
+def test_an_unassigned_part_is_reported():
     """Shares may leave a part of the limit unassigned."""
     found = split(350, "a=100")
     assert found.unassigned == 250
     assert "250 RPS are assigned to no share." in found.reasons()
 
 
-def test_oversubscription_is_asked_for_and_named():
+def test_oversubscription_is_explicit_and_named():
     """400 of 350 RPS are refused, and with a factor of 1.2 allowed and named."""
     with pytest.raises(ConfigurationError, match=r"add up to 400 RPS and exceed the limit of 350 RPS.*above 1\.14"):
         split(350, "a=200,b=200")
@@ -77,7 +77,7 @@ def test_oversubscription_is_asked_for_and_named():
     ],
 )
 def test_impossible_shares_are_refused_with_the_remedy(shares, message):
-    """Each impossible split says what is wrong and what to write."""
+    """Each impossible split is an error with the mistake and the remedy."""
     with pytest.raises(ConfigurationError, match=message):
         split(350, shares)
 

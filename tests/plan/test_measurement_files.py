@@ -170,7 +170,7 @@ def test_the_error_of_a_sketch_is_printed(examples):
 
 
 def test_sketches_of_several_files_are_merged(examples):
-    """Files that were sketched each are sketched together: 200 samples, and the same percentiles within 1 %."""
+    """Files that were sketched separately are sketched together: 200 samples, and the same percentiles within 1 %."""
     files = [read_measurements(examples / "checkout_latencies.csv", keep=10) for _ in range(2)]
     found = analyze(files).samples
     assert (found.count, found.longest, found.exact) == (200, 5.0, False)
@@ -178,7 +178,7 @@ def test_sketches_of_several_files_are_merged(examples):
 
 
 def test_a_percentile_that_no_load_has_is_warned_about(files):
-    """k6's default summary has no p99: its objective is not checked, and the report says so."""
+    """k6's default summary has no p99: its objective is not checked, and the report notes it."""
     warnings = analyze(read_measurements(files / "k6_summary.txt")).warnings()
     assert warnings[0] == "p99 was not measured at every load: its objective is not checked there"
     assert warnings[1].startswith("no load broke the SLO: the limit follows from the highest load")
@@ -216,7 +216,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_files_are_refused_with_place_and_remedy(name, tmp_path):
-    """A file that can't be planned with is named, with its line and what to do."""
+    """A file without usable measurements is named, with its line and the remedy."""
     text, message = BROKEN[name]
     file = tmp_path / "log.txt"
     file.write_text(text)
@@ -252,7 +252,7 @@ def test_a_few_cut_lines_are_skipped_and_said(tmp_path):
 
 
 def test_an_interrupted_reading_keeps_what_was_read(files):
-    """Ctrl-C while a log is read ends with the requests so far, and the report says so."""
+    """Ctrl-C while a log is read ends with the requests so far, and the report notes it."""
     from limitkeeper.plan import measurement_files
 
     def interrupted(self):

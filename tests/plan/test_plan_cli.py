@@ -49,7 +49,7 @@ def test_json_has_the_numbers(capsys):
 
 
 def test_the_written_policy_passes_policy_check(tmp_path, capsys):
-    """`--write-policy`, then `limitkeeper policy check --strict`: no errors; an existing file is kept unless told."""
+    """`--write-policy`, then `limitkeeper policy check --strict`: no errors; an existing file is kept without --force."""
     file = str(tmp_path / "shop.yaml")
     assert main([*SEED, "--match", "POST /checkout", "--write-policy", file]) == 0
     assert main(["policy", "check", "--strict", file]) == 0
@@ -110,13 +110,13 @@ def test_a_broken_slo_is_exit_code_1(examples, capsys):
     ],
 )
 def test_bad_usage_is_exit_code_2_with_the_remedy(words, message, capsys):
-    """Impossible plans say what is wrong, on stderr."""
+    """Impossible plans are errors on stderr with the reason."""
     assert main(words.split()) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_split_without_a_limit_prints_the_report_and_the_remedy(examples, capsys):
-    """Latencies alone give no limit to split: what is known is printed, and what is missing is named."""
+    """Latencies alone give no limit to split: the known figures are printed, and the missing ones named."""
     assert main(["plan", "analyze", str(examples / "checkout_latencies.csv"), "--split", "a=rest"]) == 2
     captured = capsys.readouterr()
     assert "200 ms / 600 ms / 1.5 s" in captured.out

@@ -1,4 +1,4 @@
-"""The policy file of a plan passes `policy check`, and enforces what the plan says."""
+"""The policy file of a plan passes `policy check`, and enforces the plan."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_tiers_endpoints_tenants_and_internal_jobs_have_rules(tmp_path):
     ]
 
 
-def test_the_written_shares_hold_when_everybody_floods(tmp_path):
+def test_the_written_shares_hold_when_all_classes_flood(tmp_path):
     """In four seconds of 500 partner and 500 public requests per second, each class gets its rate and burst, and no more."""
     policy = checked(make_plan(SOURCE, split_by="partner=200,public=rest"), tmp_path)
     clock = ManualClock()
@@ -80,7 +80,7 @@ def test_the_written_shares_hold_when_everybody_floods(tmp_path):
 
 
 def test_oversubscribed_shares_are_named_in_the_file(tmp_path):
-    """A reader of the policy sees that the shares exceed the limit, which still holds for all together."""
+    """A comment in the policy states that the shares exceed the limit, which still holds for all together."""
     plan = make_plan(SOURCE, split_by="partner=300,public=200", oversubscription=1.5)
     checked(plan, tmp_path)
     assert "OVER-SUBSCRIBED on request: all shares add up to 500 RPS" in policy_text(plan)
@@ -104,7 +104,7 @@ def test_whatever_shares_are_called_the_file_is_valid(shares, per_user):
 
 
 def test_two_classes_without_an_identity_are_refused():
-    """Only one class can be everybody else."""
+    """Only one class can be the rest."""
     with pytest.raises(ConfigurationError, match="public and others are both"):
         policy_text(make_plan(SOURCE, split_by="public=100,others=rest"))
 

@@ -1,4 +1,4 @@
-"""`limitkeeper replay`: who would have been refused, when and by which rule, as text, JSON and CSV."""
+"""`limitkeeper replay`: which keys would have been refused, when and by which rule, as text, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def log(tmp_path):
     return str(found)
 
 
-def test_the_text_says_who_when_and_by_which_rule(policy, log, capsys):
+def test_the_text_has_keys_times_and_rules(policy, log, capsys):
     """ann's burst of 2 admits two of five; the report names rule, key, count and times, and the line that was skipped."""
     assert main(["replay", log, "--policy", policy]) == 0
     out = capsys.readouterr().out
@@ -61,14 +61,14 @@ def test_the_text_says_who_when_and_by_which_rule(policy, log, capsys):
 
 
 def test_control_characters_of_keys_are_shown_as_escapes(policy, log, capsys):
-    """A client chooses its key; the terminal must not obey it."""
+    """A client chooses its key; its control characters must not reach the terminal."""
     Path(log).write_text(Path(log).read_text().replace('"ann"', '"a\\u001b[2Jnn"'))
     assert main(["replay", log, "--policy", policy]) == 0
     assert "    a\\x1b[2Jnn: 3 refused" in capsys.readouterr().out
 
 
-def test_shadow_rules_refuse_nobody(policy, log, capsys):
-    """A rule in shadow is reported apart: its refusals are not among those of the requests."""
+def test_shadow_rules_refuse_no_request(policy, log, capsys):
+    """A rule in shadow is reported separately: its refusals are not among those of the requests."""
     main(["replay", log, "--policy", policy, "--json"])
     found = json.loads(capsys.readouterr().out)
     strict = found["rules"][1]
@@ -95,7 +95,7 @@ def test_keys_can_be_hashed(policy, log, capsys):
 
 
 def test_a_log_without_times_is_refused(policy, tmp_path, capsys):
-    """No rate can be computed without times, and the error says so."""
+    """No rate can be computed without times, and the error names the cause."""
     log = tmp_path / "untimed.jsonl"
     log.write_text('{"path": "/", "duration": 5}\n')
     assert main(["replay", str(log), "--policy", policy]) == 2
@@ -125,7 +125,7 @@ def test_requests_are_ordered_among_those_read_ahead():
 
 
 def test_the_cost_of_a_log_line_is_linear_in_its_length():
-    """A client writes a part of the line, its User-Agent; a run of letters of 200 kB, which took minutes, takes no time."""
+    """A client controls a part of the line, its User-Agent; a run of letters of 200 kB, which took minutes, takes no time."""
     line = '192.0.2.1 - - [10/Oct/2025:13:55:36 +0000] "GET / HTTP/1.1" 200 5 "-" "' + "a1.-" * 50_000 + '" rt=0.25 tenant="b c"'
     entry = parse_nginx(line, "s")
     assert (entry.duration, entry.fields) == (0.25, {"rt": "0.25", "tenant": "b c"})

@@ -1,4 +1,4 @@
-"""The tuning loop: what is proposed from logs and metrics, the text of the changed policy, and that nothing changes by itself."""
+"""The tuning loop: proposals from logs and metrics, the text of the changed policy, and that nothing changes by itself."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def by_rule(found):
 
 
 def test_a_replay_decides_as_a_gate_does(file):
-    """A user at 8/s with a limit of 5/s and a burst of 10 is refused what a gate on the same clock refuses."""
+    """A user at 8/s with a limit of 5/s and a burst of 10 is refused as often as by a gate on the same clock."""
     entries = log_of([8.0])
     counted = replay(entries, Policy.load(file))["user"]
     clock = ManualClock(1000.5)
@@ -83,7 +83,7 @@ def test_a_limit_that_refuses_usual_keys_is_raised(file):
 
 
 def test_one_client_in_a_loop_raises_nothing(file):
-    """Of 30 users one loops at 40/s: the limit stays, and the report names who is refused."""
+    """Of 30 users one loops at 40/s: the limit stays, and the report names the refused user."""
     found = suggest_from_log(file, log_of([*[2.0] * 29, 40.0], 20))
     one = by_rule(found)["user"]
     assert one.action == KEEP
@@ -106,7 +106,7 @@ def test_a_limit_far_above_the_need_goes_to_shadow_first(file):
 
 
 def test_the_loop_ends_with_the_shadow_rule_in_force(file):
-    """A shadow that refuses nobody is enforced in the next round: its limit becomes the rule's, and the copy goes."""
+    """A shadow that refuses nothing is enforced in the next round: its limit becomes the rule's, and the copy goes."""
     entries = log_of([2.0] * 30, 20)
     file.write_text(suggest_from_log(file, entries).after)
     second = suggest_from_log(file, entries, stage="force")
@@ -143,7 +143,7 @@ def test_comments_and_other_rules_stay(file):
     assert "burst 50   # measured\n" in found.after
 
 
-def test_too_few_keys_and_logs_without_times_say_so(file):
+def test_too_few_keys_and_logs_without_times_are_reported(file):
     """Three keys are too few to judge, and a log without times has no rates."""
     assert "only 3 keys were seen" in by_rule(suggest_from_log(file, log_of([8.0] * 3, 20)))["user"].reason
     with pytest.raises(ConfigurationError, match="no request of the log has a time"):
@@ -181,7 +181,7 @@ def test_a_broken_slo_lowers_shared_limits_only(file):
     assert "name: capacity-next" in found.after
 
 
-def test_a_rule_in_shadow_is_enforced_once_it_refuses_nobody(file):
+def test_a_rule_in_shadow_is_enforced_once_it_refuses_nothing(file):
     """At most 0.1 % would be refused: `on_refusal: reject` in stage force. Above, it stays in shadow."""
     file.write_text(POLICY.replace("name: user\n", "name: user\n    on_refusal: shadow\n"))
     found = suggest_from_metrics(file, {"user": counters(shadow=0.5)}, stage="force")
@@ -193,7 +193,7 @@ def test_a_rule_in_shadow_is_enforced_once_it_refuses_nobody(file):
 
 
 def test_metrics_of_a_running_gate_are_read(tmp_path):
-    """What LimitkeeperCollector exports is what is read: passed, refused, near, and the buckets of response times."""
+    """The export of LimitkeeperCollector is read: passed, refused, near, and the buckets of response times."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     from limitkeeper.observe.prometheus import LimitkeeperCollector
@@ -211,7 +211,7 @@ def test_metrics_of_a_running_gate_are_read(tmp_path):
 
 
 def test_what_is_no_metrics_page_is_refused(tmp_path):
-    """A file without limitkeeper's metrics, no such file, and a URL that nobody serves."""
+    """A file without limitkeeper's metrics, no such file, and a URL without a server."""
     page = tmp_path / "metrics.txt"
     page.write_text("up 1\n")
     with pytest.raises(ConfigurationError, match="no rule of limitkeeper"):

@@ -63,7 +63,7 @@ def each_gateway(*names: str) -> Any:
 
 
 class Application(BaseHTTPRequestHandler):
-    """Answers with what it was asked; /forbidden is its own 403."""
+    """Answers with the request it got; /forbidden is its own 403."""
 
     protocol_version = "HTTP/1.1"
 
@@ -162,7 +162,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def check_command(name: str, folder: Path, file: Path) -> list[str]:
-    """What checks a configuration without serving it."""
+    """The command that checks a configuration without serving it."""
     run = command(name, folder, file)
     return {"nginx": [*run, "-t"], "caddy": [run[0], "validate", *run[2:]], "envoy": [*run, "--mode", "validate"]}[name]
 

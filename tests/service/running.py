@@ -30,7 +30,7 @@ limits:
 
 
 class Running:
-    """`http` and `resp` are its ports; `end` stops it and returns its exit code and what it printed since."""
+    """`http` and `resp` are its ports; `end` stops it and returns its exit code and its further output."""
 
     def __init__(self, *arguments: str, policy: str | Path, environment: dict[str, str] | None = None) -> None:
         paths = str(Path(limitkeeper.__path__[0]).parent)
@@ -88,7 +88,7 @@ class Running:
 
 
 def read_all(sock: socket.socket) -> bytes:
-    """What comes until the other side closes."""
+    """The bytes until the other side closes."""
     found = b""
     try:
         while data := sock.recv(65536):

@@ -1,4 +1,4 @@
-"""Tokens with scopes: what each may do, on which limits, over HTTP and the Redis protocol."""
+"""Tokens with scopes: their permissions, their limits, over HTTP and the Redis protocol."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_no_scope_allows_the_commands_of_the_store(scoped, token):
 
 
 def test_the_admin_token_and_a_lesser_one_follow_each_other(policy_file, tmp_path):
-    """A connection has what the token allows that it presented last."""
+    """A connection has the permissions of the last token that it presented."""
     path = tmp_path / "tokens.toml"
     path.write_text(TOKENS)
     with (
@@ -165,7 +165,7 @@ def test_gateways_present_theirs_in_a_header_of_its_own(scoped):
 
 
 def test_the_redis_protocol_has_the_same_scopes(scoped):
-    """A connection has those of the token that it presented last."""
+    """A connection has those of the last token that it presented."""
 
     def ask(token, *command):
         client = redis.Redis(port=scoped.resp, password=token, socket_timeout=60)
@@ -200,7 +200,7 @@ def test_the_redis_protocol_has_the_same_scopes(scoped):
 
 
 def test_a_restricted_token_settles_no_reservation_of_another_limit(scoped):
-    """Also where its holder got hold of the reservation's token, over both protocols; those of its own limits it does."""
+    """Also with another holder's reservation token, over both protocols; a reservation of its own limits it settles."""
     made = send(scoped, ADMIN, "POST", "/v1/reserve", limit="tokens", key="r", cost=5).json()["token"]
     refused = send(scoped, SHOP, "POST", "/v1/settle", token=made, used=1)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
@@ -262,7 +262,7 @@ def test_mistakes_in_the_file_are_found_at_the_start(tmp_path, text, message):
 
 
 def test_a_token_of_the_file_may_have_the_name_of_the_other(policy_file, tmp_path):
-    """`--token` keeps every limit, whatever the tokens of the file are called."""
+    """`--token` keeps every limit, whatever the names of the file's tokens."""
     path = tmp_path / "tokens.toml"
     path.write_text(f'[[token]]\nname = "token"\ntoken = "{SHOP}"\nscopes = ["check"]\nlimits = ["plenty"]\n')
     with Running("--tokens", str(path), policy=policy_file, environment={"LIMITKEEPER_TOKEN": ADMIN}) as service:

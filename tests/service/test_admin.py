@@ -1,4 +1,4 @@
-"""The admin port: what it shows, what operators change, and who may not."""
+"""The admin port: what it shows, what operators change, and access control."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def rule_of(status, name):
 
 
 def test_the_page_and_its_scripts_come_from_this_host(admin):
-    """Nothing is loaded from elsewhere, and the browser is told so; no token is needed for the page itself."""
+    """Nothing is loaded from elsewhere, and a policy header enforces that; no token is needed for the page itself."""
     page = admin.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in page.headers["content-security-policy"]
@@ -98,7 +98,7 @@ def test_status_counts_what_was_decided(service, admin):
     assert admin.get("/v1/policy").json()["version"] == now["policy"]["version"]
 
 
-def test_keys_are_hashed_unless_asked_for(service, admin):
+def test_keys_are_hashed_by_default(service, admin):
     """The same hash in every worker, and for every refusal."""
     for _ in range(9):
         service.post("/v1/check", limit="checkout", key="someone@example.com")
@@ -131,7 +131,7 @@ def test_events_follow_the_counters(service, admin):
 
 
 def test_a_request_is_explained_without_being_charged_and_tried_with(admin):
-    """Why was this refused?"""
+    """The reason of a refusal."""
     line = {"line": "POST /checkout user=explained"}
     for _ in range(5):
         found = admin.post("/v1/explain", json=line).json()
@@ -147,7 +147,7 @@ def test_a_request_is_explained_without_being_charged_and_tried_with(admin):
 # Changing
 
 
-def test_a_key_is_reset_and_the_log_says_who(service, admin):
+def test_a_key_is_reset_and_the_log_has_the_operator(service, admin):
     """The newest entry first."""
     spend = [service.post("/v1/check", limit="checkout", key="again").status_code for _ in range(4)]
     assert spend == [200, 200, 200, 429]
@@ -173,7 +173,7 @@ def test_a_key_is_reset_and_the_log_says_who(service, admin):
     ],
 )
 def test_a_page_of_another_site_changes_and_reads_nothing(service, admin, headers):
-    """Whatever it sends; browsers set these fields, scripts can't."""
+    """Whatever the page sends; browsers set these fields, scripts can't."""
     for _ in range(4):
         service.post("/v1/check", limit="checkout", key="kept")
     calls = [("POST", "/v1/reset", {"limit": "checkout", "key": "kept"}), ("POST", "/v1/reload", {}), ("GET", "/v1/status", None)]
@@ -203,7 +203,7 @@ def test_its_own_page_may(service, admin):
     ],
 )
 def test_own_names_are_addresses_and_localhost(host, own):
-    """Names may be anybody's."""
+    """Names may come from outside."""
     assert is_own_name(host) == own
 
 
@@ -241,7 +241,7 @@ VALUES += ["POST /checkout user=1", "GET", "GET /x query:a", "'", "POST /checkou
 
 
 def test_whatever_is_sent_is_answered(admin):
-    """With a status that says whose mistake it is: never 500."""
+    """With a status that shows whether it is the caller's mistake: never 500."""
     rng = Random(7)
     for _ in range(400):
         names = [
@@ -279,7 +279,7 @@ def test_an_override_is_put_shown_and_removed(service, admin):
 
 
 def test_a_pattern_is_blocked(service, admin):
-    """In one call; others are not touched."""
+    """In one call; others are unchanged."""
     assert admin.put("/v1/overrides/plenty/bot_*", json={"limit": "blocked", "reason": "abuse"}).status_code == 200
     blocked = service.post("/v1/check", limit="plenty", key="bot_7")
     assert (blocked.status_code, blocked.json()["limit"], blocked.json()["retry_after"]) == (429, 0, None)
@@ -300,7 +300,7 @@ def test_a_pattern_is_blocked(service, admin):
     ],
 )
 def test_a_wrong_override_is_refused(admin, fields):
-    """With what was expected."""
+    """With the expected form."""
     assert admin.put("/v1/overrides/checkout/a", json=fields).status_code == 400
     assert admin.put("/v1/overrides/nothing/a", json={"limit": "5/s"}).status_code == 404
     assert admin.put("/v1/overrides/checkout", json={"limit": "5/s"}).status_code == 400
@@ -336,7 +336,7 @@ def test_the_command_line_does_the_same(service, capsys, monkeypatch, policy_fil
 
 
 def test_the_counters_of_all_workers_are_added(policy_file):
-    """Whichever worker answers; one that was killed is no longer asked."""
+    """Whichever worker answers; a killed one is no longer called."""
     with Running("--workers", "2", policy=policy_file) as service:
         full_status(service)
         codes = [
@@ -384,7 +384,7 @@ def test_a_reload_reaches_every_worker_or_none(tmp_path):
             assert (found["version"], found["limits"][2]["limits"]) == (done["version"], ["fixed window 7/h align first"])
 
 
-def test_with_a_token_the_port_asks_for_it(policy_file):
+def test_with_a_token_the_port_requires_it(policy_file):
     """Any Host then, and health without it."""
     token = "0123456789abcdef"
     with Running(policy=policy_file, environment={"LIMITKEEPER_TOKEN": token}) as service:

@@ -133,7 +133,7 @@ def test_a_tier_chooses_the_limits(app):
     ("key", "override", "named", "user", "limit"),
     [
         ("user | ip", "evil", "user:evil", "evil", 1),
-        ("user | ip", "free", "user:bob", "bob", 100),  # the value of a request that names no user
+        ("user | ip", "free", "user:bob", "bob", 100),  # the value of a request without a user
         ("user | ip", "127.0.0.1", "user:127.0.0.1", "127.0.0.1", 100),  # a name, not that address
         ("user | ip", "user:127.0.0.1", "user:127.0.0.1", "127.0.0.1", 1),
         ("user | ip, plan", ["a|b%", "pro"], "user:a%7Cb%25|pro", "a|b%", 1),
@@ -151,7 +151,7 @@ def test_overrides_hold_for_named_hits_as_for_requests(clock, key, override, nam
     assert hit(app, "a", named).limit == limit
 
 
-def test_functions_of_overrides_are_asked_for_the_same_key(clock, eventually):
+def test_functions_of_overrides_get_the_same_key(clock, eventually):
     """For a named hit as for a request: the value alone."""
     asked = []
     rule = {"name": "a", "key": "user | ip", "limit": "100/h", "overrides": {"call": asked.append, "keep": "1s"}}
@@ -255,7 +255,7 @@ def test_nothing_is_given_back_under_a_blocked_limit(tmp_path, clock, shared):
         assert run(app.refund(app.checked_hit("tiers", "42"))) is True
 
 
-def test_a_capacity_in_shadow_mode_refuses_nobody(clock):
+def test_a_capacity_in_shadow_mode_refuses_nothing(clock):
     """A hit that a capacity in shadow mode would refuse is answered as allowed, in every protocol."""
     policy = Policy.of(limits=[{"name": "cap", "key": "ip", "capacity": "4/s", "on_refusal": "shadow"}])
     app = application(MemoryStore(clock=clock), clock, policy)
@@ -338,7 +338,7 @@ def test_a_shared_file_has_a_bounded_number_of_rates(clock, tmp_path):
             run(app.throttle("key", 0, MAX_RATES + 1, 60))
 
 
-def test_a_store_without_room_for_another_rate_says_so(app, monkeypatch):
+def test_a_store_without_room_for_another_rate_is_an_error(app, monkeypatch):
     """The caller gets an error, and other rates hold."""
     assert run(app.throttle("a", 0, 1, 60))
 
@@ -458,7 +458,7 @@ def test_a_refused_reservation_has_no_token(app):
 
 
 def test_a_reservation_may_start_later(app):
-    """Within max_wait the charge is dated ahead; a rule that can't do so says what to leave out."""
+    """Within max_wait the charge is dated ahead; a rule without reservations is an error that names the field to omit."""
     for wait in (0, 1_000_000, 2_000_000):
         reserved = run(app.reserve(app.checked_hit("checkout", "42", 3 if not wait else 1), 2_000_000))
         assert decision_of(reserved.evaluation).wait_us == wait
@@ -468,8 +468,8 @@ def test_a_reservation_may_start_later(app):
     assert run(app.reserve(app.checked_hit("counter", "42"))).token
 
 
-def test_who_waits_moves_up_when_a_reservation_is_settled(app, clock):
-    """What a settled reservation gives back is the start of a request that waits in the rule's queue."""
+def test_a_waiting_request_moves_up_when_a_reservation_is_settled(app, clock):
+    """The refund of a settled reservation is the start of a request that waits in the rule's queue."""
     token = run(app.reserve(app.checked_hit("slow", "42"))).token
 
     async def main():
@@ -525,7 +525,7 @@ def test_a_forged_token_is_refused(app, change):
 
 
 def test_a_token_of_another_secret_is_refused(app, clock):
-    """Each service believes only its own tokens."""
+    """Each service accepts only its own tokens."""
     other = application(app.store, clock, secret=b"another secret..")
     with pytest.raises(RequestError, match="secret"):
         run(other.settle(run(app.reserve(app.checked_hit("tokens", "42"))).token, 0))

@@ -56,7 +56,7 @@ def client(url: str, kind: Any) -> Iterator[Any]:
 
 
 def test_checks(client):
-    """Three pass, the fourth is refused, and says when to retry; many are decided in order."""
+    """Three pass, the fourth is refused with its retry time; many are decided in order."""
     key, other = next(KEYS), next(KEYS)
     first = client.check("checkout", key)
     assert (first.allowed, first.limit, first.remaining, first.retry_after, first.name) == (True, 3, 2, 0.0, "checkout")
@@ -180,7 +180,7 @@ def test_the_token(kind, policy_file):
 
 
 def test_another_scheme():
-    """The message says what to write."""
+    """The message names the right form."""
     with pytest.raises(ConfigurationError, match="expected http://host:7070 or redis://host:7071"):
         Client("ftp://host")
 

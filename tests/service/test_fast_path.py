@@ -35,7 +35,7 @@ POLICY = Policy.of(name="fast", identify={"plan": {"header": "X-Plan"}}, limits=
 
 
 class Transport:
-    """Keeps what is written."""
+    """Keeps the written bytes."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -79,7 +79,7 @@ class Side:
             self.connection.fast = FastChecks(app, given, 32_768, 262_144, encoded_response) if fast else None
 
     def receive(self, pieces: list[bytes]) -> tuple[Any, ...]:
-        """What was written, and all that is left behind."""
+        """The written bytes, and the resulting state."""
         for piece in pieces:
             self.connection.data_received(piece)
         shown = self.gate.snapshot()
@@ -224,7 +224,7 @@ def requests(draw: Any) -> bytes:
 @given(data=st.lists(requests(), max_size=5), cuts=CUTS, changes=CHANGES)
 @effort(120)
 def test_requests_are_answered_as_by_the_general_path(token, data, cuts, changes):
-    """Also where httptools refuses them, or reads them otherwise than they look."""
+    """Also where httptools refuses them, or reads them in an unexpected way."""
     pieces = pieces_of(changed(b"".join(data), changes), cuts)
     assert Side("http", True, token).receive(pieces) == Side("http", False, token).receive(pieces)
 

@@ -1,4 +1,4 @@
-"""`limitkeeper policy export`: real gateways accept the configuration, and ask about what the policy limits."""
+"""`limitkeeper policy export`: real gateways accept the configuration, and forward the limited requests to the service."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def test_the_clients_address_is_the_gateways(exported, service):
     assert service.hit("checkout", f"ip:{other.source}")[0] == 0
 
 
-def test_every_spelling_of_a_limited_path_is_asked(exported, service):
-    """The gateway refuses what the policy refuses: no spelling of a path passes without being asked about."""
+def test_every_spelling_of_a_limited_path_is_checked(exported, service):
+    """The gateway refuses what the policy refuses: no spelling of a path passes without a check."""
     _, client = exported
     service.post("/v1/check", request={"method": "GET", "path": "/files"})
     for path in SPELLINGS:
@@ -120,7 +120,7 @@ def test_every_spelling_of_a_limited_path_is_asked(exported, service):
 @pytest.mark.parametrize("fail_open", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["open", "closed"])
 @each_gateway(*GATEWAYS)
 def test_when_the_service_is_down(name, fail_open, tmp_path, app):
-    """open: requests pass; closed: those that would be asked about are refused, others pass."""
+    """open: requests pass; closed: those that would be checked are refused, others pass."""
     ports = {"service": free_port(), "application": app, "listen": free_port()}
     with gateway(name, tmp_path, written(name, Policy.read(POLICY), ports, fail_open), ports["listen"]) as client:
         statuses = client.statuses(2, "POST", "/checkout", X_User="42")
@@ -182,7 +182,7 @@ def test_an_invalid_policy_is_shown_with_its_place(tmp_path, capsys):
 
 
 def test_one_address_header():
-    """A policy that reads Forwarded can't be exported; the message says what to write."""
+    """A policy that reads Forwarded can't be exported; the message names the alternative."""
     text = (
         "identify: {ip: {client_ip: {header: Forwarded, trusted_proxies: [127.0.0.1]}}}\nlimits: [{name: a, key: ip, limit: 5/s}]"
     )
@@ -222,7 +222,7 @@ def test_what_reads_otherwise_behind_a_gateway(tmp_path, capsys):
     ],
 )
 def test_an_address_that_no_key_names_is_reported_too(said, caution):
-    """Behind a gateway whose address is exempt, or of a class that has no limit, nobody would be limited."""
+    """Behind a gateway whose address is exempt, or of a class without a limit, no client would be limited."""
     identify = "{user: {header: X-User}, class: {network: {a: 127.0.0.0/8}, default: b}, mail: {body: mail}}"
     more, rule = ("", said.removeprefix("x: ")) if said.startswith("x: ") else (said, "{}")
     rule = "{name: a, " + ("" if "key" in rule else "key: user, ") + ("" if "limit:" in rule else "limit: 5/s, ") + rule[1:]
@@ -241,7 +241,7 @@ def test_an_address_that_no_key_names_is_reported_too(said, caution):
         ("/x/%2e/y", "/x/y"),
     ],
 )
-def test_a_path_that_a_rule_encodes_is_asked_about(template, path):
+def test_a_path_that_a_rule_encodes_is_checked(template, path):
     """Rules' paths are normalized as requests' are, so a plain path may match one that is written otherwise."""
     policy = Policy.of(limits=[{"name": "a", "match": template, "limit": "1/h"}])
     assert Gate(policy, store=MemoryStore()).ask(WrittenRequest(path=path)).entries
@@ -321,7 +321,7 @@ def behind_a_cdn(name: str, text: str) -> str:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a second loopback address")
 @each_gateway(*GATEWAYS)
 def test_the_clients_address_behind_a_cdn(name, tmp_path, service, app):
-    """From the CDN its header counts, whatever the client has written; from anywhere else nothing does but the connection."""
+    """From the CDN its header counts, whatever the client has written; from any other address only the connection counts."""
     ports = {"service": service.http, "application": app, "listen": free_port()}
     text = behind_a_cdn(name, written(name, Policy.read(POLICY), ports))
     client, stranger = f"203.0.113.{GATEWAYS.index(name)}", f"127.0.0.{20 + GATEWAYS.index(name)}"
@@ -329,7 +329,7 @@ def test_the_clients_address_behind_a_cdn(name, tmp_path, service, app):
         headers = {"CF_Connecting_IP": client, "X_Forwarded_For": f"6.6.6.6, {client}"}
         assert cdn.send("POST", "/checkout", **headers).status == 200
         assert service.redis.execute_command("LK.PEEK", "checkout", f"ip:{client}")[2] == 2
-        if name != "envoy":  # it takes the last entry from anybody: only the CDN may reach it
+        if name != "envoy":  # it takes the last entry from any client: only the CDN may reach it
             direct = Client(ports["listen"], stranger)
             assert direct.send("POST", "/checkout", **headers).status == 200
             assert service.redis.execute_command("LK.PEEK", "checkout", f"ip:{stranger}")[2] == 2

@@ -1,4 +1,4 @@
-"""The configurations of examples/gateways, in the real gateways."""
+"""Runs the configurations of examples/gateways in the real gateways."""
 
 from __future__ import annotations
 

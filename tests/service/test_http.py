@@ -14,7 +14,7 @@ from running import Running, read_all
 from effort import scaled
 
 
-def test_a_check_is_answered_as_the_document_says(service):
+def test_a_check_is_answered_as_in_the_document(service):
     """200 with the five fields, then 429 with the time to retry."""
     answers = [service.post("/v1/check", limit="checkout", key="http:1") for _ in range(4)]
     assert [one.status_code for one in answers] == [200, 200, 200, 429]
@@ -42,7 +42,7 @@ def test_what_can_never_pass_has_no_retry(service):
 
 
 def test_many_checks_in_one_body(service):
-    """Each is decided on its own, in order; the status is 200 whatever they say."""
+    """Each is decided on its own, in order; the status is 200 whatever the decisions."""
     checks = [{"limit": "checkout", "key": "http:3", "cost": cost} for cost in (2, 2, 1)] + [{"limit": "plenty", "key": "a"}]
     answer = service.post("/v1/check", checks=checks)
     assert answer.status_code == 200
@@ -51,7 +51,7 @@ def test_many_checks_in_one_body(service):
 
 
 def test_a_request_is_matched_by_the_policy(service):
-    """The policy finds the rule and the key; the answer names every limit that was asked."""
+    """The policy finds the rule and the key; the answer names every checked limit."""
     request = {"method": "POST", "path": "/checkout?x=1", "headers": {"X-User": "http:4"}, "client": "203.0.113.9"}
     answers = [service.post("/v1/check", request=request) for _ in range(4)]
     assert [one.status_code for one in answers] == [200, 200, 200, 429]
@@ -63,7 +63,7 @@ def test_a_request_is_matched_by_the_policy(service):
 
 
 def test_a_matched_request_waits_in_its_queue(service):
-    """A rule that lets requests wait answers when the turn comes; others are answered meanwhile."""
+    """A rule that lets requests wait answers at the start; others are answered meanwhile."""
     request = {"method": "GET", "path": "/waits", "headers": {"X-User": "http:5"}}
     assert [service.post("/v1/check", request=request).status_code for _ in range(3)] == [200] * 3
 
@@ -137,7 +137,7 @@ def test_auth_reads_the_client_from_a_trusted_gateway(service):
 
 
 def test_auth_needs_the_path(service):
-    """A gateway that does not say which request it asks for is misconfigured."""
+    """A gateway that does not describe the request is misconfigured."""
     answer = service.client.get("/auth")
     assert (answer.status_code, "X-Forwarded-Uri" in answer.text) == (400, True)
 
@@ -227,7 +227,7 @@ def test_requests_of_web_pages_are_refused(service):
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cross_origin")
 
 
-def test_a_page_whose_name_resolves_to_loopback_reads_nothing(service, policy_file):
+def test_a_page_whose_host_resolves_to_loopback_reads_nothing(service, policy_file):
     """A GET of a page's own site has no Origin (DNS rebinding): without a token, the Host is an address or localhost."""
     for path in ("/v1/limits", "/v1/limits/checkout", "/v1/limits/checkout/a"):
         for host, status in (
@@ -285,7 +285,7 @@ def test_a_request_may_come_byte_by_byte(service):
 
 
 def test_old_clients_and_expectations(service):
-    """HTTP/1.0 is closed after the answer, or kept when asked for; `Expect: 100-continue` is answered before the body is sent."""
+    """HTTP/1.0 is closed after the response, or kept on request; `Expect: 100-continue` is answered before the body is sent."""
     with service.raw(service.http) as sock:
         sock.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
         assert b"connection: close" in read_all(sock)
@@ -317,7 +317,7 @@ CHUNKED = b"POST /v1/check HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n
     ids=["length", "length overflow", "chunked", "url", "many headers", "header", "endless header", "no http", "tls"],
 )
 def test_what_is_too_large_or_no_http_is_refused_and_closed(service, request_bytes, status):
-    """With a status that says so; nothing else is read from that connection."""
+    """With a status for it; nothing else is read from that connection."""
     with service.raw(service.http) as sock:
         try:
             sock.sendall(request_bytes)
@@ -396,7 +396,7 @@ def test_the_document_describes_the_answers(service):
 
 @pytest.mark.slow
 def test_schemathesis_finds_no_difference(service):
-    """Generated requests, valid and not, are answered as the document says."""
+    """Generated requests, valid and not, are answered as in the document."""
     schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed: pip install 'limitkeeper[test]'")
     from hypothesis import HealthCheck, given, settings
 

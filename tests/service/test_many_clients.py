@@ -1,4 +1,4 @@
-"""Clients in numbers, and clients over TLS."""
+"""Many clients at a time, and clients over TLS."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_mutual_tls(policy_file, certificates):
 
 
 def test_hundreds_of_idle_connections_and_one_too_many(policy_file):
-    """500 idle connections delay nobody; beyond `max-connections` a client is told so and closed, and others are served again
-    once some have left."""
+    """500 idle connections delay no other client; beyond `max-connections` a client gets an error and is closed, and others are
+    served again once some have left."""
     with Running("--max-connections", "251", policy=policy_file) as service:
         assert service.hit("plenty", "many")[0] == 1
         assert service.client.get("/healthz").status_code == 200

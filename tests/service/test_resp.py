@@ -31,7 +31,7 @@ def test_hits_are_five_integers(service):
 
 
 def test_http_and_resp_share_one_state(service):
-    """What one port charges, the other sees."""
+    """Charges over one port count on the other."""
     service.hit("checkout", "resp:3")
     assert service.post("/v1/check", limit="checkout", key="resp:3").json()["remaining"] == 1
 
@@ -81,7 +81,7 @@ def test_a_transaction_with_an_unknown_command_charges_nothing(service):
 
 
 def test_a_transaction_is_bounded(service):
-    """What waits for EXEC takes at most `max_body` bytes; a larger transaction charges nothing."""
+    """Commands that wait for EXEC take at most `max_body` bytes; a larger transaction charges nothing."""
     pipe = service.redis.pipeline()
     for _ in range(300):
         pipe.execute_command("LK.HIT", "checkout", "resp:13" + "x" * 1000)
@@ -123,7 +123,7 @@ def test_throttle_answers_as_redis_cell(service):
 
 
 def test_any_bytes_are_a_key(service):
-    """Keys that are not UTF-8, or hold line ends, are kept apart."""
+    """Keys that are not UTF-8, or hold line ends, are distinguished."""
     for key in (b"\xff\xfe", b"\xff", b"a\r\nb", b"", b"x" * 3000, "ключ".encode()):
         assert service.hit("checkout", key)[2] == 2, key
         assert service.hit("checkout", key)[2] == 1, key
@@ -160,7 +160,7 @@ def test_an_error_names_what_is_wrong(service, command, message):
 
 
 def test_ordinary_clients_connect(service):
-    """redis-py in both protocol versions, with a name; what redis-cli and redis-benchmark ask first."""
+    """redis-py in both protocol versions, with a name; the first commands of redis-cli and redis-benchmark."""
     for protocol in (2, 3):
         client = redis.Redis(port=service.resp, protocol=protocol, client_name="test", db=0)
         assert client.ping()

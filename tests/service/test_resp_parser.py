@@ -1,4 +1,4 @@
-"""The parser of RESP commands: whatever the pieces in which bytes come, and whatever they are."""
+"""The parser of RESP commands: any bytes, in any pieces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def encode(command: list[bytes]) -> bytes:
 
 
 def parse(data: bytes, max_size: int) -> tuple[list[list[bytes]], bytes]:
-    """The commands in one piece of data, and what was kept for later."""
+    """The commands in one piece of data, and the rest that is kept for later."""
     parser = CommandParser(max_size)
     return parser.feed(data), bytes(parser._rest)
 
@@ -33,7 +33,7 @@ def feed(pieces: list[bytes]) -> tuple[list[list[bytes]], bool]:
 @given(st.lists(COMMAND, max_size=6), st.lists(st.integers(0, 2000), max_size=8))
 @example([[b"LK.HIT", b"api", b"a\r\nb"], [b"PING"]], [])
 def test_commands_are_read_in_any_pieces(commands, cuts):
-    """What was packed is what is parsed, however it was cut, and nothing is left over."""
+    """The parsed commands equal the packed ones, however they were cut, and nothing is left over."""
     data = b"".join(map(encode, commands))
     places = sorted({0, len(data), *[cut for cut in cuts if cut < len(data)]})
     pieces = [data[start:end] for start, end in pairwise(places)]
@@ -42,7 +42,7 @@ def test_commands_are_read_in_any_pieces(commands, cuts):
 
 @given(st.lists(COMMAND, min_size=1, max_size=3), st.binary(max_size=30), st.integers(0, 300))
 def test_changed_bytes_are_an_error_or_commands(commands, noise, place):
-    """Nothing but ProtocolError is raised, and what is kept for later is never more than one command may be long."""
+    """Only ProtocolError is raised, and the kept rest is never longer than one command may be."""
     data = b"".join(map(encode, commands))
     changed = data[:place] + noise + data[place + len(noise) :]
     try:
@@ -55,7 +55,7 @@ def test_changed_bytes_are_an_error_or_commands(commands, noise, place):
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_error_or_commands(data):
-    """The same for bytes that never were a command."""
+    """The same for bytes that are no command."""
     try:
         found, rest = parse(data, MAX)
     except ProtocolError:
@@ -64,7 +64,7 @@ def test_any_bytes_are_an_error_or_commands(data):
     assert sum(map(len, found)) <= len(data)
 
 
-def test_inline_commands_are_words_of_a_line():
+def test_inline_commands_are_split_at_spaces():
     """As typed into telnet; empty lines and empty arrays are nothing."""
     assert parse(b"PING\r\nLK.HIT api  user\n\r\n*0\r\n*-1\r\n*1\r\n$4\r\nPING\r\nQU", MAX) == (
         [[b"PING"], [b"LK.HIT", b"api", b"user"], [b"PING"]],

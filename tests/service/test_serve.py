@@ -1,4 +1,4 @@
-"""`limitkeeper serve` as a program: what it prints, how it ends, reloads, and what several workers share."""
+"""`limitkeeper serve` as a program: its output, its end, reloads, and the state that several workers share."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 def test_it_prints_the_addresses_and_a_command_that_is_allowed_then_refused():
     """As `make serve` starts it; SIGTERM ends it with exit code 0."""
     with Running(policy=EXAMPLE) as service:
-        shown = service.client.get("/v1/limits").json()  # it serves by now: what it printed is complete
+        shown = service.client.get("/v1/limits").json()  # it serves by now: its output is complete
         printed = ""
         while not (line := re.search(r"^curl .*$", printed, re.M)):
             printed += service.process.stdout.readline()
@@ -143,8 +143,8 @@ def test_errors_end_it_before_it_serves(tmp_path):
     assert (bad.returncode, "wrong.yaml:2" in bad.stderr) == (1, True)
 
 
-def test_without_a_policy_file_it_says_so(tmp_path):
-    """Where a file was looked for, and what has limits all the same."""
+def test_without_a_policy_file_the_output_has_the_searched_paths(tmp_path):
+    """The searched paths, and the limits that work without a file."""
     with contextlib.chdir(tmp_path), Running(policy="") as service:
         assert "1 worker\nno policy file (limitkeeper.yaml not found here): only CL.THROTTLE has limits\n" in service.printed
         assert service.redis.execute_command("CL.THROTTLE", "a", 1, 1, 60)[0] == 0
@@ -250,7 +250,7 @@ def test_a_hang_up_reloads_also_without_a_watch(tmp_path, workers):
 def wait_for(condition, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
+        assert time.monotonic() < end, "the condition did not hold in time"
         time.sleep(0.02)
 
 
@@ -295,7 +295,7 @@ def test_several_workers_share_exact_limits(policy_file):
 
 @needs_proc
 def test_killing_a_worker_loses_no_count_and_no_reservation(policy_file):
-    """The next worker goes on with the same state; a reservation of the dead one is settled by another, once."""
+    """The next worker continues with the same state; a reservation of the dead one is settled by another, once."""
     with Running("--workers", "2", policy=policy_file) as service:
         wait_for(lambda: len(children(service.process.pid)) == 2)
         assert [service.hit("checkout", "kill")[2] for _ in range(2)] == [2, 1]
@@ -330,7 +330,7 @@ def test_workers_end_with_their_parent(policy_file):
 
 @needs_proc
 def test_several_workers_refuse_new_connections_while_they_drain(tmp_path):
-    """Not one process keeps the port open for connections that are never answered."""
+    """No process keeps the port open for connections that are never answered."""
     path = tmp_path / "limitkeeper.yaml"
     path.write_text(POLICY + "  - {name: long, match: GET /long, key: user, limit: 1/min burst 1, on_refusal: wait up to 60s}\n")
 
@@ -390,7 +390,7 @@ def test_a_new_worker_has_the_policy_of_now(tmp_path):
 @needs_proc
 @pytest.mark.parametrize("memory_first", [True, False])
 def test_workers_share_the_store_that_a_reload_names(tmp_path, memory_first):
-    """Also where it is memory://, or was; and a worker that takes the place of another has the same one."""
+    """Also where it is memory://, or was; and a worker that replaces another has the same one."""
     path = tmp_path / "limitkeeper.yaml"
     stores = ["memory://", f"shared://{tmp_path}/limits"]
     before, after = stores if memory_first else reversed(stores)

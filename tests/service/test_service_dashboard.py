@@ -32,7 +32,7 @@ def browser():
 
 @pytest.fixture
 def page(browser, service):
-    """An open page of the service; what its console says is an error."""
+    """An open page of the service; any message on its console is an error."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     made, said = context.new_page(), []
     made.set_default_timeout(PATIENCE)
@@ -43,7 +43,7 @@ def page(browser, service):
     made.wait_for_selector("#live.ok")
     yield made
     context.close()
-    assert [one for one in said if "status of 400" not in one] == []  # Chromium reports each answer that is an error
+    assert [one for one in said if "status of 400" not in one] == []  # Chromium reports each error response
 
 
 def wait_for_text(page, selector, text):
@@ -132,7 +132,7 @@ def test_dark_and_light_follow_the_system(browser, service):
     assert len(colors) == 2
 
 
-def test_a_token_is_asked_for(browser, policy_file):
+def test_a_token_is_required(browser, policy_file):
     """And kept for this tab only."""
     token = "0123456789abcdef"
     with Running(policy=policy_file, environment={"LIMITKEEPER_TOKEN": token}) as service:

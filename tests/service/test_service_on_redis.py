@@ -1,4 +1,4 @@
-"""A service on a remote store: everything is awaited, pipelines are one call, and a failed store is each rule's own affair."""
+"""A service on a remote store: everything is awaited, pipelines are one call, and each rule has its own `on_failure`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_pipeline_is_one_call_of_the_store(server, policy, transaction):
 
 
 def test_a_failed_store_follows_each_rule(server, policy):
-    """Closed refuses with 503, open allows, local admits its share; what no rule answers for is an error. Readiness shows it."""
+    """Closed refuses with 503, open allows, local admits its share; a hit without a rule is an error. Readiness shows it."""
     with Running("--store", f"{server.url}?timeout=30s", policy=policy) as service:
         assert service.post("/v1/check", limit="checkout", key="a").status_code == 200
         assert service.client.get("/readyz").json()["store"] == "ok"
@@ -102,7 +102,7 @@ def test_a_failed_store_follows_each_rule(server, policy):
 
 
 def test_a_store_that_can_not_be_reached_at_the_start(policy):
-    """A warning names the store, without its password, and what holds; no command is shown whose answers would be others."""
+    """A warning names the store, without its password, and the effects; no command is shown that would give other results."""
     with Running("--store", "redis://user:hidden@127.0.0.1:1", policy=policy) as service:
         assert service.post("/v1/check", limit="open", key="a").status_code == 200
         printed = service.printed + service.end()[1]
@@ -113,7 +113,7 @@ def test_a_store_that_can_not_be_reached_at_the_start(policy):
 
 
 def test_replicas_follow_an_override_and_show_a_failed_store(server, policy):
-    """An operator of one replica blocks a key on both; when the store is gone, both say so, and the known overrides stay."""
+    """An operator of one replica blocks a key on both; when the store is gone, both report it, and the known overrides stay."""
     with (
         Running("--store", f"{server.url}?timeout=30s", policy=policy) as service,
         Running("--store", f"{server.url}?timeout=30s", policy=policy) as other,

@@ -1,4 +1,4 @@
-"""The page about the service: its commands, typed, are answered as it says."""
+"""Runs the commands of the page about the service, and compares the answers with the page."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ EXCHANGES = re.findall(r"```sh\n(.*?)```\n\n```json\n(.*?)```", PAGE, re.S)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
-def test_the_commands_of_the_page_are_answered_as_it_says():
-    """All but the times, which pass."""
+def test_the_commands_of_the_page_are_answered_as_shown():
+    """All but the times, which differ."""
     with Running(policy=ROOT / "examples" / "service" / "limitkeeper.yaml") as service:
         assert len(EXCHANGES) == 5
         for command, answer in EXCHANGES:
@@ -39,7 +39,7 @@ def timeless(value: object) -> object:
 
 
 def test_the_page_names_every_setting_and_its_default():
-    """Those of the ports that are served."""
+    """Those of the served ports."""
     for one in settings_fields():
         if one.name != "policy":
             flag = f"--{one.name.replace('_', '-')}"

@@ -11,7 +11,7 @@ TOKEN = "0123456789abcdef"
 
 
 def test_the_defaults_are_loopback_and_documented():
-    """Nothing is reachable from other hosts unless somebody says so."""
+    """By default nothing is reachable from other hosts."""
     settings = load({}, {})
     assert {name: str(one) for name, one in settings.listeners().items()} == {
         "http": "127.0.0.1:7070", "resp": "127.0.0.1:7071", "grpc": "127.0.0.1:7072",
@@ -22,7 +22,7 @@ def test_the_defaults_are_loopback_and_documented():
 
 
 def test_flags_before_environment_before_file(tmp_path):
-    """And the table says where each value came from, without showing secrets."""
+    """And the table shows the source of each value, without secrets."""
     config = tmp_path / "service.toml"
     config.write_text(f'workers = 2\nresp = "off"\ntoken = "{TOKEN}"\nidle_timeout = "1m"\nwatch = false\n')
     environment = {"LIMITKEEPER_WORKERS": "3", "LIMITKEEPER_HTTP": "[::1]:80"}
@@ -99,7 +99,7 @@ def test_mistakes_name_their_place_and_the_remedy(flags, message):
 
 
 def test_a_config_file_with_mistakes(tmp_path):
-    """Unknown settings are errors with a suggestion; a file that can't be read says why."""
+    """Unknown settings are errors with a suggestion; the error of an unreadable file has the reason."""
     config = tmp_path / "service.toml"
     config.write_text("workrs = 2\n")
     with pytest.raises(ConfigurationError, match="unknown setting 'workrs'; did you mean 'workers'"):

@@ -1,4 +1,4 @@
-"""LK.STORE commands: who may send them, and what a message that is none costs."""
+"""LK.STORE commands: which clients may send them, and the effect of invalid messages."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_hello_takes_the_admin_token() -> None:
         (Head((0, 0), 5).encode() + b"[[],0,0,true]", b"decides on its own"),
     ],
 )
-def test_what_is_no_message_is_an_error_that_says_so(body: bytes, words: bytes) -> None:
+def test_an_invalid_message_is_an_error_with_the_reason(body: bytes, words: bytes) -> None:
     """Another version, a cut message, wrong values, an unknown limit, and a time of its own are refused, each by its name."""
     node = Node()
     reply = node.send(b"LK.STORE.DECIDE", body)
@@ -88,7 +88,7 @@ def test_what_is_no_message_is_an_error_that_says_so(body: bytes, words: bytes) 
 
 
 def test_random_messages_are_refused_and_change_nothing() -> None:
-    """Bytes that resemble messages get an error or an answer; the commands go on working."""
+    """Bytes that resemble messages get an error or an answer; later commands work."""
     node, rng = Node(), random.Random(12)
     names = [name for name in node.commands.table if name.startswith(b"LK.STORE.")]
     good = [
@@ -104,14 +104,14 @@ def test_random_messages_are_refused_and_change_nothing() -> None:
 
 
 def test_several_workers_can_not_hold_a_map() -> None:
-    """Each worker would have a map of its own: a node with several says what to set."""
+    """Each worker would have a map of its own: the error of a node with several names the setting."""
     reply = Node(Settings(workers=2)).send(b"LK.STORE.MAP", HEAD + encode_json({"map": [1, [["a", "a:1", 1]], []], "name": "a"}))
     assert b"workers = 1" in reply
 
 
 @pytest.mark.slow
 @pytest.mark.server
-def test_redis_clients_without_the_token_are_told(policy_file: object) -> None:
+def test_redis_clients_without_the_token_get_an_error(policy_file: object) -> None:
     """A running service with both tokens refuses an ordinary client's LK.STORE commands, and answers its others."""
     tokens = {"LIMITKEEPER_TOKEN": "ordinary-ordinary", "LIMITKEEPER_ADMIN_TOKEN": ADMIN}
     with Running(policy=str(policy_file), environment=tokens) as service:

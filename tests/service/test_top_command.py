@@ -1,4 +1,4 @@
-"""`limitkeeper top`: decisions per second by rule, and the keys refused most."""
+"""`limitkeeper top`: decisions per second by rule, and the most refused keys."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def make(clock: ManualClock, total: str = "100/s", **options) -> FairShare:
 
 @pytest.mark.parametrize("flood", [{"other": 5000.0}, {"other": 5000.0, "public": 3000.0}, {f"t{i}": 300.0 for i in range(20)}])
 def test_a_guaranteed_tenant_gets_its_demand_whatever_others_send(flood):
-    """A partner that asks for 150/s of its guaranteed 200/s gets at least 0.95 of it under each flood."""
+    """A partner that requests 150/s of its guaranteed 200/s gets at least 0.95 of it under each flood."""
     found = admitted("350/s", {"partner": 150.0, **flood}, guarantees={"partner": "200/s"})
     asked = 150.0
     assert per_second(found, "partner") >= 0.95 * asked
@@ -62,7 +62,8 @@ def test_shares_are_weighted_max_min(demands, weights, seed):
     seed=st.integers(0, 1000),
 )
 def test_the_bound_and_the_guarantees_hold_in_every_interval(demands, guarantees, window, seed):
-    """Any interval T admits at most C·T + B + the saved guarantees; a guaranteed tenant that asks more gets g · (T − window)."""
+    """Any interval T admits at most C·T + B + the saved guarantees; a guaranteed tenant that requests more gets g · (T −
+    window)."""
     found = admitted("100/s", demands, 6.0, seed, guarantees=guarantees, window=window)
     saved = {"200ms": 0.2, "1s": 1.0}[window]
     promised = {tenant: float(rate.split("/")[0]) for tenant, rate in guarantees.items()}
@@ -100,7 +101,7 @@ def test_a_refused_call_is_admitted_when_it_was_promised(steps, guarantees, weig
             assert share.peek(tenant, cost)
 
 
-def test_an_idle_capacity_is_lent_to_whoever_asks(clock):
+def test_an_idle_capacity_is_lent_to_other_tenants(clock):
     """A tenant alone is served at the whole capacity, though another has a guarantee of half of it."""
     found = admitted("100/s", {"alone": 1000.0}, guarantees={"absent": "50/s"})
     assert per_second(found, "alone") >= 100
@@ -118,7 +119,7 @@ def test_a_peek_stores_nothing_and_a_refund_gives_back(clock):
 
 
 def test_a_refund_goes_to_the_guarantee_when_there_is_no_backlog(clock):
-    """What the guarantee paid for comes back to it."""
+    """The guarantee's part of a charge is given back to it."""
     share = make(clock, guarantees={"a": "60/s"})
     assert share.hit("a", 60).allowed
     share.refund("a", 60)
@@ -158,7 +159,7 @@ def test_only_tenants_with_a_backlog_are_kept(clock):
     ],
 )
 def test_what_can_not_be_shared_is_an_error(options, message):
-    """Guarantees above the capacity, and weights and windows that mean nothing, name the mistake."""
+    """Guarantees above the capacity, and invalid weights and windows, are errors that name the mistake."""
     with pytest.raises(InvalidLimit, match=message):
         FairShare("100/s", **options)
 
@@ -199,7 +200,7 @@ def test_a_cost_of_nothing_is_never_refused(clock):
 
 
 @pytest.mark.parametrize("in_store", [False, True])
-def test_a_clock_that_goes_back_locks_nobody_out(in_store):
+def test_a_clock_that_goes_back_blocks_no_tenant(in_store):
     """After a step of an hour back a refused tenant is admitted at `retry_after`, and nothing is granted by the step."""
     clock = ManualClock(10_000.0)
     share = FairShare("10/s", store=MemoryStore(clock=clock)) if in_store else make(clock, "10/s")

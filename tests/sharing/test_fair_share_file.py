@@ -84,7 +84,7 @@ def test_processes_share_one_capacity_exactly(tmp_path):
 
 @pytest.mark.parametrize("pause", [0.0, 0.002, 0.01, 0.03])
 def test_a_killed_process_leaves_a_whole_state(tmp_path, pause):
-    """A process that is killed at any moment of its decisions leaves a state that others go on with."""
+    """A process that is killed at any moment of its decisions leaves a state with which others continue."""
     worker = started(tmp_path / "limits", 100_000)
     assert worker.stdin is not None
     worker.stdin.write("go\n")

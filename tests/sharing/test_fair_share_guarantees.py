@@ -1,4 +1,4 @@
-"""What a FairShare promises, as properties: guarantees in every interval, no starvation, lending, fairness; sync and async."""
+"""Properties of a FairShare: guarantees in every interval, no starvation, lending, fairness; sync and async."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_guarantee_holds_in_every_interval(demands, weights, guarantees, windo
 
 @effort(20)
 @given(weights=WEIGHTS, guarantees=GUARANTEES, seed=st.integers(0, 999))
-def test_nobody_starves(weights, guarantees, seed):
+def test_no_tenant_starves(weights, guarantees, seed):
     """Beside floods of all others, a tenant without a guarantee gets its weighted share of what the guarantees leave."""
     demands = dict.fromkeys(TENANTS, 500.0)
     found = admitted("100/s", demands, 10.0, seed, guarantees=guarantees, weights=weights)
@@ -62,7 +62,7 @@ def test_what_is_not_used_is_lent(guarantees, seed):
 @effort(10)
 @given(overload=st.sampled_from([2, 10]), seed=st.integers(0, 999), weights=st.lists(st.integers(1, 5), min_size=10, max_size=10))
 def test_overload_is_divided_by_weight(overload, seed, weights):
-    """At 2 and 10 times the capacity, Jain's index of what tenants get for each unit of their weighted share is at least 0.99."""
+    """At 2 and 10 times the capacity, Jain's index of the tenants' rates per unit of weighted share is at least 0.99."""
     names = {f"t{number}": weight for number, weight in enumerate(weights)}
     demands = {name: 300.0 * overload * weight / sum(weights) for name, weight in names.items()}
     found = admitted("300/s", demands, 10.0, seed, weights=names)
@@ -88,8 +88,8 @@ def test_async_calls_answer_as_sync_ones(seed):
 
 @pytest.mark.parametrize(("rate", "window"), [("30/min", "1s"), ("59/min", "1s"), ("5/s", "100ms")])
 def test_a_guarantee_of_less_than_one_request_per_window_holds(rate, window):
-    """A guarantee holds two requests at least: beside a flood of many tenants a tenant that asks once a second, or as often as
-    its guarantee says, gets all of it."""
+    """A guarantee holds two requests at least: beside a flood of many tenants a tenant that sends one a second, or its guaranteed
+    rate, gets all of it."""
     clock = ManualClock(1000.0)
     share = FairShare("10/s", guarantees={"acme": rate}, window=window, clock=clock)
     count, period = rate.split("/")

@@ -14,7 +14,7 @@ from limitkeeper.testing import ManualClock
 
 
 def assert_whole(share: FairShare) -> None:
-    """The sums are those of the tenants with a backlog, and nothing is locked."""
+    """The sums are those of the tenants with a backlog, and no lock is held."""
     _, virtual, backlog, weight, finish, _ = share._backend.queue.dump()
     assert len(finish) == weight
     assert sum(at - virtual for at in finish.values()) == pytest.approx(backlog)
@@ -64,7 +64,7 @@ def test_finalisers_that_refund_during_a_decision_do_no_harm(kind, tmp_path):
 @pytest.mark.skipif(compiled, reason="compiled code has no such moment while it decides")
 @pytest.mark.parametrize("method", ["hit", "peek", "refund"])
 def test_an_interrupt_at_any_moment_leaves_a_whole_state(method):
-    """The next call finds no lock, no finaliser is kept from running, and the sums are those of the tenants."""
+    """The next call finds no lock held, no finaliser is kept from running, and the sums are those of the tenants."""
     clock = ManualClock(1000)
     share = FairShare("100/s", clock=clock)
     number, costs = 1, {"next": 3}

@@ -93,7 +93,7 @@ def test_an_idle_capacity_expires(valkey: Valkey):
             clock.advance(1)
 
 
-def test_a_clock_that_goes_back_locks_nobody_out(valkey: Valkey):
+def test_a_clock_that_goes_back_blocks_no_tenant(valkey: Valkey):
     """After a step of an hour back (another primary, NTP) a refused tenant is admitted at `retry_after`, as before."""
     with valkey.client() as client:
         client.flushall()

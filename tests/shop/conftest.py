@@ -1,4 +1,4 @@
-"""The shop is an example outside the package; its folder is put on the path, as running it does."""
+"""The shop is an example outside the package: puts its folder on the path, as running it does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 @pytest.fixture
 def street(clock: ManualClock):
-    """The shop's door: whoever comes is a `Customer` of one and the same shop, at noon."""
+    """Makes a `Customer` of one and the same shop, at noon."""
     from customers import Street
     from shop.app import shop
 

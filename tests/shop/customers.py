@@ -19,7 +19,7 @@ class Answer(NamedTuple):
 
 
 class Street:
-    """Where customers come from: an ASGI app, called without a server in between."""
+    """The server of the customers: an ASGI app, called in process."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -71,12 +71,12 @@ async def answered(app: Any, scope: dict[str, Any]) -> Answer:
     return Answer(status, fields, b"".join(chunks))
 
 
-#: Headers that customers are known by.
+# : Headers that identify customers.
 NAMES = {"partner": "x-api-key", "tenant": "x-tenant"}
 
 
 class Customer:
-    """One of them. `partner="acme-corp"` and `tenant=…` are headers; others are named as they are spelt, `_` for `-`."""
+    """One customer. `partner="acme-corp"` and `tenant=…` are headers; other names are spelt as headers, `_` for `-`."""
 
     def __init__(self, street: Street, name: str | None, address: str, headers: dict[str, str]) -> None:
         self.street = street
@@ -92,7 +92,7 @@ class Customer:
         return self.street.ask("POST", path, self.address, self.headers)
 
     def passes(self, method: str, path: str, most: int) -> int:
-        """How many requests in a row are let through, `most` at most."""
+        """How many requests in a row are admitted, `most` at most."""
         for number in range(most):
             if self.street.ask(method, path, self.address, self.headers).status in (429, 503):
                 return number

@@ -1,4 +1,4 @@
-"""The capacity of the shop's checkout, by its own policy file on a virtual clock: what a partner was promised, it gets."""
+"""The capacity of the shop's checkout, by its own policy file on a virtual clock: a partner gets its guarantee."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def arrivals(name: str, per_second: float, addresses: int, rng: random.Random) -
 
 
 def served(flood: dict[str, tuple[float, int]]) -> tuple[Counter[str], Counter[str], Gate]:
-    """Checkouts that were asked for and that passed, by client."""
+    """Requested and admitted checkouts, by client."""
     make_keys()
     clock, rng = ManualClock(1000.0), random.Random(7)
     gate = Gate(Policy.load(POLICY), store=MemoryStore(clock=clock), handlers=Degradation().handlers)
@@ -51,7 +51,7 @@ def served(flood: dict[str, tuple[float, int]]) -> tuple[Counter[str], Counter[s
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
 def test_the_partner_gets_what_it_was_promised(flood):
-    """A partner that asks for 150/s of its guaranteed 200/s gets at least 0.95 of it under each flood; the rest is served too."""
+    """A partner that requests 150/s of its guaranteed 200/s gets at least 0.95 of it under each flood; the rest is served too."""
     asked, passed, gate = served(flood)
     assert passed["globex"] >= 0.95 * asked["globex"]
     assert sum(passed.values()) <= 350 * SECONDS + 40

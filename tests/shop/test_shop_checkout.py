@@ -1,11 +1,11 @@
-"""The checkout of the shop: what a refusal says, whom it concerns, and what stays untouched by it."""
+"""The checkout of the shop: the content of a refusal, its scope, and that other limits stay unchanged."""
 
 from __future__ import annotations
 
 import pytest
 
 
-def test_the_eleventh_checkout_is_told_when_to_come_back(street):
+def test_the_eleventh_checkout_gets_a_retry_time(street):
     """Ten at once pass; the eleventh gets the message word for word and a second to wait."""
     ada = street.customer("ada")
     assert [ada.post("/checkout").status for _ in range(10)] == [200] * 10
@@ -19,8 +19,8 @@ def test_the_eleventh_checkout_is_told_when_to_come_back(street):
     assert refused.headers["cache-control"] == "no-store"
 
 
-def test_a_checkout_that_passes_says_what_is_left(street):
-    """An answer names every limit that was asked, and no time to wait; the handler sees the decision too."""
+def test_a_checkout_that_passes_shows_what_is_left(street):
+    """An answer names every checked limit, and no time to wait; the handler sees the decision too."""
     passed = street.customer("ada").post("/checkout")
     assert (passed.status, passed.body) == (200, b'{"checkout":"done","cents":4900,"more_at_once":9}')
     assert passed.headers["ratelimit-policy"] == '"user";q=40;w=2, "checkout";q=10;w=2'
@@ -61,7 +61,7 @@ def test_guests_are_counted_by_address(street, clock):
 
 
 def test_the_checkout_bears_so_many_at_once_for_all_together(street):
-    """At one instant at most 24 of the capacity and 14 of the guarantee pass, whoever they are; the others get a 503."""
+    """At one instant at most 24 of the capacity and 14 of the guarantee pass, whichever the clients; the others get a 503."""
     clients = [street.customer(f"user-{n}", f"203.0.113.{n}", partner=f"partner-{n}") for n in range(8)]
     clients += [street.customer(f"third-{n}", partner="globex") for n in range(3)]
     assert 30 <= sum(one.passes("POST", "/checkout", 10) for one in clients) <= 38
@@ -80,8 +80,8 @@ def test_a_flood_leaves_the_guarantee_untouched(street):
 
 
 @pytest.mark.parametrize("waits", [1, 2, 7])
-def test_who_waits_is_served(street, clock, waits):
-    """After the second that the answer named, the checkout is open again: five more for each."""
+def test_a_customer_that_waits_is_served(street, clock, waits):
+    """After the retry time of the answer, the checkout is open again: five more for each."""
     ada = street.customer("ada")
     ada.passes("POST", "/checkout", 11)
     clock.advance(waits)

@@ -16,7 +16,7 @@ def test_recommendations_above_the_limit_are_the_last_ones(street, clock):
     assert json.loads(ada.get("/recommendations").body)["computed"] == computed[-1] + 1
 
 
-def test_nobody_gets_the_recommendations_of_another_user(street):
+def test_no_user_gets_the_recommendations_of_another(street):
     """A user without a response of their own is refused above the limit, though others at the address have one."""
     ada, bob = street.customer("ada"), street.customer("bob")
     ada.passes("GET", "/recommendations", 6)
@@ -30,7 +30,7 @@ def test_an_invoice_above_the_limit_is_made_later(street, eventually):
     assert [ada.post("/invoices").status for _ in range(5)] == [201] * 5
     accepted = ada.post("/invoices")
     assert (accepted.status, json.loads(accepted.body)["status"]) == (202, "queued")
-    eve = street.customer("enterprise-eve")  # who has the ticket may ask, and her plan has no limit on requests
+    eve = street.customer("enterprise-eve")  # the holder of the ticket may fetch it, and her plan has no limit on requests
     eventually(lambda: eve.get(accepted.headers["location"]).status == 201)
     assert json.loads(eve.get(accepted.headers["location"]).body) == {"invoice": 6}
     assert eve.get("/deferred/unknown").status == 404

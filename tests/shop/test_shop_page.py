@@ -1,4 +1,4 @@
-"""The page about the shop says what the shop does: the same policy, the same lines to type, the same answers."""
+"""The page about the shop matches the shop: the same policy, the same commands, the same answers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def test_the_page_shows_the_policy_whole():
 
 
 def test_the_page_shows_the_lines_that_are_printed():
-    """What the page says to type is what `make shop` prints."""
+    """The commands on the page are what `make shop` prints."""
     for line in lines("http://127.0.0.1:8000"):
         assert f"```sh\n{line.command}\n```" in PAGE
 
 
 def test_the_answers_on_the_page_are_those_of_the_shop(street):
-    """Fields and bodies of the two answers, but for what a server adds and what time does."""
+    """Fields and bodies of the two answers, except a server's own fields and times."""
     ada = street.customer("ada")
     passed = ada.post("/checkout")
     ada.passes("POST", "/checkout", 9)
@@ -37,8 +37,8 @@ def test_the_answers_on_the_page_are_those_of_the_shop(street):
             assert (f"\n{name}: " if name == "ratelimit" else f"\n{name}: {value}\n") in shown
 
 
-def test_the_policy_explains_itself_as_the_page_says(street, capsys):
-    """`limitkeeper policy explain` prints what is shown, as far as it is shown; and the check finds nothing."""
+def test_the_explanation_of_the_policy_is_on_the_page(street, capsys):
+    """`limitkeeper policy explain` prints what the page shows, as far as it shows it; and the check finds nothing."""
     shown = re.search(r"--request \"POST /checkout user=ada\"\n(.*?)…\n```", PAGE, re.S)
     assert shown is not None
     assert main(["policy", "explain", str(POLICY), "--request", "POST /checkout user=ada"]) == 0

@@ -1,4 +1,4 @@
-"""`make shop`, as it runs: the program in a process of its own, a real server, and the lines that it prints, typed."""
+"""`make shop` as a program: a process of its own, a real server, and the commands that it prints, run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def program(**said: str) -> subprocess.Popen[str]:
 
 
 class Open:
-    """A shop that serves: where it is, and what it printed until it was ready."""
+    """A running shop: its address, and its output until it was ready."""
 
     def __init__(self) -> None:
         self.process = program(PORT=str(free_port()), SHOP_SECONDS="inf")
@@ -75,8 +75,8 @@ def typed(command: str) -> str:
 
 @pytest.mark.slow
 @with_curl
-def test_the_printed_lines_do_what_they_say(served):
-    """The commands, as printed, get a 200 that says what is left, a 429, each kind of degradation, and the catalog."""
+def test_the_printed_commands_have_the_described_answers(served):
+    """The commands, as printed, get a 200 with what is left, a 429, each kind of degradation, and the catalog."""
     token, one, many, cached, later, less, catalog = lines(served.base)
     assert all(line.command in served.printed for line in lines(served.base))
     signed = "TOKEN=" + typed(f'{token.command}; echo "$TOKEN"').strip()  # logins are limited
@@ -113,7 +113,7 @@ def test_the_shop_answers_over_the_wire(served):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_shop_closes_in_order(served, number):
-    """Told to end, it says what it served and ends without a fault."""
+    """On SIGTERM it prints what it served and ends without an error."""
     httpx.get(f"{served.base}/products", timeout=90)
     code, rest = served.end(number)
     assert code == 0
@@ -123,7 +123,7 @@ def test_the_shop_closes_in_order(served, number):
 @pytest.mark.slow
 @with_curl
 def test_without_a_terminal_the_shop_shows_itself_and_ends():
-    """Where nobody can press ctrl-C it types its own lines, shows a 200 and a 429, and ends."""
+    """Without a terminal it runs its own commands, shows a 200 and a 429, and ends."""
     process = program(PORT=str(free_port()))
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0, printed
@@ -133,7 +133,7 @@ def test_without_a_terminal_the_shop_shows_itself_and_ends():
 
 @pytest.mark.slow
 def test_a_port_that_is_taken_is_left_to_its_owner():
-    """Without a wish the next free port is used; with one that can't be had, the program says so and does not begin."""
+    """Without PORT the next free port is used; with one that is in use, the program prints an error and does not start."""
     first, second = bound(None), bound(None)
     with first, second:
         taken = first.getsockname()[1]
@@ -144,8 +144,8 @@ def test_a_port_that_is_taken_is_left_to_its_owner():
     assert f"serve: port {taken} is taken; choose another with PORT=" in printed
 
 
-def test_a_wish_that_is_no_number_is_told():
-    """SHOP_SECONDS takes seconds, and says so."""
+def test_an_invalid_number_of_seconds_is_an_error():
+    """SHOP_SECONDS takes seconds; the error says so."""
     process = program(PORT=str(free_port()), SHOP_SECONDS="soon")
     printed, _ = process.communicate(timeout=90)
     assert process.returncode != 0
@@ -153,8 +153,8 @@ def test_a_wish_that_is_no_number_is_told():
 
 
 @pytest.mark.parametrize("wish", ["http", "-1", "65536", "8000.5"])
-def test_a_port_that_is_none_is_told(wish):
-    """PORT takes the number of a port, and says so; empty, it is no wish."""
+def test_an_invalid_port_is_an_error(wish):
+    """PORT takes the number of a port, and the error says so; empty, it is not set."""
     with pytest.raises(SystemExit, match=f"PORT={wish}: expected a number below 65536"):
         bound(wish)
     bound("").close()

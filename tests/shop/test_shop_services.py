@@ -1,10 +1,10 @@
-"""What each service of the shop bears: the table of the e-commerce platform, row by row, at noon of a clock that stands still."""
+"""The limits of each service of the shop: the table of the e-commerce platform, row by row, at noon of a stopped clock."""
 
 from __future__ import annotations
 
 import pytest
 
-# Each service: what is asked of it, and how often one user may in a minute.
+# Each service: the request, and how often one user may send it in a minute.
 TABLE = [
     pytest.param("GET", "/products", 1000, id="catalog"),
     pytest.param("GET", "/products/4", 1000, id="one product"),
@@ -28,7 +28,7 @@ def test_a_service_bears_so_much_and_no_more(street, method, path, count):
 
 @pytest.mark.parametrize(("method", "path", "count"), TABLE)
 def test_a_services_retry_after_is_true(street, clock, method, path, count):
-    """Who waits as long as told is served; who comes a second earlier is not."""
+    """A client that waits for the retry time is served; one a second earlier is not."""
     eve = street.customer("enterprise-eve")
     eve.passes(method, path, count)
     wait = street.ask(method, path, eve.address, eve.headers).retry_after
@@ -40,7 +40,7 @@ def test_a_services_retry_after_is_true(street, clock, method, path, count):
 
 @pytest.mark.parametrize(("method", "path", "count"), TABLE)
 def test_users_do_not_spend_what_others_have(street, method, path, count):
-    """What one user has spent is missing to nobody else, not even at the same address."""
+    """One user's spending takes nothing from another user, not even at the same address."""
     street.customer("enterprise-eve").passes(method, path, count + 1)
     assert street.customer("enterprise-bob").passes(method, path, 1) == 1
     assert street.customer().passes(method, path, 1) == 1
@@ -59,7 +59,7 @@ def test_payments_are_held_in_every_minute(street, clock):
 
 
 def test_a_free_user_reads_the_catalog_at_a_steady_pace(street, clock):
-    """Twenty a second are a free user's own limit; the thousandth of the minute passes, the next is the catalog's to refuse."""
+    """Twenty a second are a free user's own limit; the thousandth of the minute passes, the next is refused by the catalog's."""
     ada = street.customer("ada")
     passed = 0
     for _ in range(50):
@@ -70,7 +70,7 @@ def test_a_free_user_reads_the_catalog_at_a_steady_pace(street, clock):
 
 
 def test_a_head_and_a_trailing_slash_are_requests_too(street):
-    """Spelling a path in another way, or asking for its head alone, slips past no limit."""
+    """Spelling a path in another way, or a HEAD request, evades no limit."""
     eve = street.customer("enterprise-eve")
     assert eve.passes("POST", "/payments", 3) == 3
     assert eve.passes("POST", "//Payments/", 2) == 2

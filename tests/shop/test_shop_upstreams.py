@@ -21,7 +21,7 @@ def upstreams() -> Upstreams:
 
 
 def test_an_order_reserves_stock_and_is_written(street):
-    """An order reserves at the inventory, asks for the price and is written to the database."""
+    """An order reserves at the inventory, requests the price and is written to the database."""
     eve = street.customer("enterprise-eve")
     assert eve.post("/orders?product=2").body == b'{"order":1}'
     assert street.app.state.upstreams.saved() == 1

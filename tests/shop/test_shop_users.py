@@ -1,4 +1,4 @@
-"""Who asks the shop: users by what they pay for, partners by their key, tenants, strangers by address, and who is let through."""
+"""Clients of the shop: users by plan, partners by key, tenants, unidentified ones by address, and exempt ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shop.people import make_keys, plan_of, token_for
     ("name", "plan", "burst"), [("ada", "free", 40), ("pro-bob", "pro", 200), ("enterprise-eve", "enterprise", 999)]
 )
 def test_users_have_what_they_pay_for(street, name, plan, burst):
-    """Free users come 40 at once, those on the pro plan 200, an enterprise as often as it likes."""
+    """Free users may send 40 at once, those on the pro plan 200, an enterprise any number."""
     assert plan_of(name) == plan
     assert street.customer(name).passes("GET", "/nowhere", 999) == burst
 
 
-def test_a_token_that_the_shop_did_not_sign_names_nobody(street):
+def test_a_token_that_the_shop_did_not_sign_is_ignored(street):
     """A forged enterprise token is counted like no token: by address, on the free plan."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     forged = jwt.encode({"sub": "enterprise-eve", "plan": "enterprise", "iss": "shop"}, key, algorithm="RS256")
@@ -27,13 +27,13 @@ def test_a_token_that_the_shop_did_not_sign_names_nobody(street):
 
 
 def test_the_shop_gives_a_token_for_any_name(street):
-    """POST /login answers with a token that the policy believes."""
+    """POST /login answers with a token that the policy accepts."""
     answer = street.customer().post("/login?name=pro-bob")
     assert (answer.status, answer.headers["x-plan"]) == (200, "pro")
     assert street.customer(authorization=f"Bearer {answer.body.decode()}").passes("GET", "/nowhere", 999) == 200
 
 
-def test_what_can_be_guessed_is_asked_five_times_a_minute(street, clock):
+def test_guessable_secrets_are_limited_to_five_a_minute(street, clock):
     """Login, one-time passwords and resets share five a minute per address, until the clock's next minute."""
     guest = street.customer()
     assert guest.passes("POST", "/login?name=x", 3) == 3
@@ -47,7 +47,7 @@ def test_what_can_be_guessed_is_asked_five_times_a_minute(street, clock):
 
 
 def test_a_partner_has_a_limit_and_acme_a_larger_one(street):
-    """A partner's key brings 400 at once, acme-corp's 1000, whoever uses it."""
+    """A partner's key allows 400 at once, acme-corp's 1000, whichever client uses it."""
     eve, bob = ({"name": name} for name in ("enterprise-eve", "enterprise-bob"))
     assert street.customer(**eve, partner="books").passes("GET", "/nowhere", 300) == 300
     assert street.customer(**bob, partner="books").passes("GET", "/nowhere", 300) == 100
@@ -56,7 +56,7 @@ def test_a_partner_has_a_limit_and_acme_a_larger_one(street):
 
 
 def test_a_tenants_user_has_a_thousand_a_minute(street):
-    """A tenant and a user make one key: the same user of another tenant starts anew."""
+    """A tenant and a user make one key: the same user of another tenant has a state of its own."""
     assert street.customer("enterprise-eve", tenant="red").passes("GET", "/nowhere", 1100) == 1000
     assert street.customer("enterprise-eve", tenant="blue").passes("GET", "/nowhere", 10) == 10
     assert street.customer("enterprise-bob", tenant="red").passes("GET", "/nowhere", 10) == 10
@@ -64,7 +64,7 @@ def test_a_tenants_user_has_a_thousand_a_minute(street):
 
 @pytest.mark.parametrize("path", ["/healthz", "/metrics"])
 def test_health_checks_and_monitoring_are_never_refused(street, path):
-    """Who looks after the shop is let through, and told of no limit."""
+    """An operator of the shop is exempt, and gets no limit fields."""
     guest = street.customer()
     answers = [guest.get(path) for _ in range(100)]
     assert {answer.status for answer in answers} == {200}
@@ -72,19 +72,19 @@ def test_health_checks_and_monitoring_are_never_refused(street, path):
 
 
 def test_services_of_the_house_are_never_refused(street):
-    """What comes from the internal network is not limited; nobody outside comes from there by saying so."""
+    """Requests from the internal network are not limited; a client outside can't claim to be inside."""
     assert street.customer(None, "10.1.2.3").passes("POST", "/orders", 99) == 99
     assert street.customer(None, "203.0.113.9", x_forwarded_for="10.1.2.3").passes("POST", "/orders", 99) == 10
 
 
-def test_behind_a_proxy_clients_are_told_apart(street):
-    """A proxy of the house names its clients: each has limits of its own, and rotating through a /64 brings nothing new."""
+def test_behind_a_proxy_clients_are_distinguished(street):
+    """A trusted proxy names its clients: each has limits of its own, and rotating through a /64 gives no new ones."""
     for address in ("198.51.100.1", "198.51.100.2", "2001:db8:1:2::1"):
         assert street.customer(None, "10.9.0.1", x_forwarded_for=address).passes("POST", "/orders", 99) == 10
     assert street.customer(None, "10.9.0.1", x_forwarded_for="2001:db8:1:2:ffff::9").passes("POST", "/orders", 99) == 0
 
 
-def test_who_does_not_stop_is_shut_out(street, clock):
+def test_a_client_that_does_not_stop_is_put_into_the_penalty_box(street, clock):
     """After a hundred refusals in a minute a user is refused everywhere for a minute; others are not."""
     eve = street.customer("enterprise-eve")
     assert eve.passes("POST", "/payments", 9) == 5
@@ -100,7 +100,7 @@ def test_who_does_not_stop_is_shut_out(street, clock):
 
 
 def test_keys_are_made_once_and_whole(tmp_path):
-    """Both halves of the pair are there from the first moment, and a second start uses the same."""
+    """Both halves of the pair exist from the first moment, and a second start uses the same."""
     folder = tmp_path / "keys"
     make_keys(folder)
     public = (folder / "jwt.pub").read_bytes()

@@ -1,4 +1,4 @@
-"""What operators of the shop see: the front page and the numbers for Prometheus."""
+"""Pages for operators of the shop: the front page and the numbers for Prometheus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shop.lines import lines
 
 
 def test_the_front_page_shows_every_limit_and_what_became_of_it(street):
-    """Each rule is there with its limit as the policy says it, and the refusals so far."""
+    """Each rule is listed with its limit from the policy, and the refusals so far."""
     ada = street.customer("ada")
     ada.passes("POST", "/checkout", 11)
     page = street.customer(None, "203.0.113.9").get("/").body.decode()
@@ -20,14 +20,14 @@ def test_the_front_page_shows_every_limit_and_what_became_of_it(street):
 
 
 def test_the_front_page_shows_the_lines_to_type_for_its_own_address(street):
-    """What is printed can be pasted: it names the host that was asked."""
+    """The printed commands can be pasted: they name the requested host."""
     page = street.customer().get("/").body.decode()
     assert "&#x27;http://shop.test/login?name=ada&#x27;" in page
     assert all(line.says in page for line in lines("http://shop.test"))
 
 
 def test_prometheus_sees_what_was_passed_and_refused(street):
-    """The numbers at /metrics are those of the requests that were made, by rule and never by user."""
+    """The numbers at /metrics are those of the requests, by rule and never by user."""
     street.customer("ada").passes("POST", "/checkout", 11)
     text = street.customer().get("/metrics").body.decode()
     samples = [

@@ -1,4 +1,4 @@
-"""Mutations of source text: a method whose text has one place changed, in the place of the real one while a test runs."""
+"""Mutations of source text: replaces a method by one with a change in one place while a test runs."""
 
 from __future__ import annotations
 

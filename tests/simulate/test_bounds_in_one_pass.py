@@ -25,7 +25,7 @@ def holds(limit, admitted, returned, extra):
 @effort(200)
 @given(admitted=COSTS, returned=COSTS, extra=st.integers(0, 3))
 def test_a_bucket_is_checked_as_over_all_pairs_of_moments(admitted, returned, extra):
-    """One pass fails exactly when some interval admits more than burst + rate · T + extra, net of what came back in it."""
+    """One pass fails exactly when some interval admits more than burst + rate · T + extra, net of refunds in it."""
     limit = TokenBucket("3/s burst 4")
     rate = Fraction(3, 1_000_000)
     most = max(
@@ -41,7 +41,7 @@ def test_a_bucket_is_checked_as_over_all_pairs_of_moments(admitted, returned, ex
 @effort(200)
 @given(admitted=COSTS, returned=COSTS, extra=st.integers(0, 3))
 def test_a_log_is_checked_as_over_all_windows(admitted, returned, extra):
-    """One pass fails exactly when some window (t − W, t] admits more than the count and extra, net of what came back in it."""
+    """One pass fails exactly when some window (t − W, t] admits more than the count and extra, net of refunds in it."""
     limit = SlidingWindowLog("4/s")
     windows = [(last - 999_999, last) for last, _ in admitted]
     most = max((between(admitted, *window) - between(returned, *window) for window in windows), default=0)

@@ -31,7 +31,7 @@ def check(mode: str, first: int, count: int) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_few_schedules_keep_the_stated_bound(mode):
-    """No interval of any history admits more than the mode states, and no tokens are created or lost."""
+    """No interval of any history admits more than the mode's bound, and no tokens are created or lost."""
     check(mode, 0, FEW)
 
 
@@ -133,7 +133,7 @@ def test_a_run_that_fails_without_faults_shrinks_to_none():
     [(["--seed", "1"], "needs one --mode"), (["--mode", "central", "--seed", "1", "--only", "99"], "expected numbers from 0")],
 )
 def test_bad_arguments_are_explained(arguments, words, capsys):
-    """An incomplete command says what is missing."""
+    """The error of an incomplete command names what is missing."""
     with pytest.raises(SystemExit):
         faults.main(arguments)
     assert words in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The flash sale: without limits everybody suffers from one client, with limits nobody else notices it."""
+"""The flash sale: without limits one client harms all others, with limits no other client is affected."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_without_limits_unrelated_endpoints_fail(without):
 
 
 @pytest.mark.parametrize("name", ["layer_1", "layers_1_2_3"])
-def test_with_limits_everybody_else_is_served(name):
-    """The partner is held at its rate and burst, and the objectives hold for everybody else, who are not refused."""
+def test_with_limits_all_others_are_served(name):
+    """The partner is held at its rate and burst, and the objectives hold for all others, who are not refused."""
     result = play(name)
     partner, public = result.classes["partner"], result.classes["public"]
     time = 30.0  # of the partner's traffic
@@ -51,7 +51,7 @@ def test_with_limits_everybody_else_is_served(name):
 
 
 def test_one_looping_user_is_bound_by_its_own_limit():
-    """Whose key binds: one looping user by checkout 5/s burst 10, many users of one partner by the partner's limit."""
+    """The binding key: one looping user by checkout 5/s burst 10, many users of one partner by the partner's limit."""
     one, many = play("one_looping_user"), play("layer_1")
     assert one.classes["partner"].rules.most_common(1)[0][0] == "checkout"
     assert one.admissions["partner"].admitted <= 10 + 5 * 30
@@ -78,7 +78,7 @@ def test_ten_pods_of_forty_hold_the_slo_at_350():
 
 
 def test_a_limit_keeps_the_requests_in_progress_below_the_slots():
-    """600 RPS offered to a limit of 350/s: at most 400 are in progress, an output of the run, and nobody waits."""
+    """600 RPS offered to a limit of 350/s: at most 400 are in progress, an output of the run, and no request waits."""
     result = Simulation(Scenario.load(FOLDER / "capacity_600_limited.yaml")).run()
     assert result.services["order"].most_in_use <= 400
     assert result.peak("order.waiting") == 0
@@ -86,7 +86,7 @@ def test_a_limit_keeps_the_requests_in_progress_below_the_slots():
 
 
 def test_the_planners_recommendation_meets_its_slo():
-    """What the planner recommends for 10 pods of 40 and a p95 of 800 ms meets that objective when it is offered twice as much."""
+    """The planner's recommendation for 10 pods of 40 and a p95 of 800 ms meets that objective under twice the load."""
     plan = capacity(pods=10, concurrency=40, p95="800ms")
     limit = f"token bucket {int(plan.limit)}/s burst {400 - int(plan.limit * plan.p95)}"
     policy = Policy.of(name="p", limits=[{"name": "all", "key": "everyone", "limit": limit}])
@@ -104,7 +104,7 @@ def test_the_planners_recommendation_meets_its_slo():
 
 
 def test_two_regions_stay_within_the_bound_of_their_leases():
-    """Two regions 80 ms apart exceed their common limit by at most what the page about regions says: 312."""
+    """Two regions 80 ms apart exceed their common limit by at most the figure on the page about regions: 312."""
     result = Simulation(Scenario.load(FOLDER / "two_regions.yaml")).run()
     bound = LeasedStore(MemoryStore(), life="1s").over_admission(TokenBucket("500/s burst 500"), nodes=2)
     assert bound == 312
@@ -117,7 +117,7 @@ def test_two_regions_stay_within_the_bound_of_their_leases():
     "name", [*(pytest.param(name, marks=pytest.mark.soak) for name in ("layer_1", "layers_1_2")), "layers_1_2_3"]
 )
 def test_the_flash_sale_at_full_size_with_limits(name):
-    """At 20 000 RPS the partner gets at most 400 + 200·T, and the objectives hold for everybody else."""
+    """At 20 000 RPS the partner gets at most 400 + 200·T, and the objectives hold for all others."""
     result = Simulation(Scenario.load(FOLDER / f"{name}.yaml")).run()
     assert result.admissions["partner"].admitted <= 400 + 200 * 90
     assert result.admissions["partner"].excess == 0
@@ -127,7 +127,7 @@ def test_the_flash_sale_at_full_size_with_limits(name):
 
 @pytest.mark.slow
 def test_the_flash_sale_at_full_size_without_limits():
-    """At 20 000 RPS retries make 40 000 to 65 000 attempts per second, and most requests of everybody else fail."""
+    """At 20 000 RPS retries make 40 000 to 65 000 attempts per second, and most requests of all others fail."""
     result = Simulation(Scenario.load(FOLDER / "without_limits.yaml")).run()
     highest = max(row["public.attempts"] + row["partner.attempts"] for row in result.series)
     assert 40_000 <= highest <= 65_000

@@ -1,4 +1,4 @@
-"""Gateways in a simulation: the same decisions as the library, and what each kind of store admits."""
+"""Gateways in a simulation: the same decisions as the library, and the admitted requests of each kind of store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def play(limit: str, rate: str = "1000/s", users: int = 1, duration: str = "3s",
     return Simulation(Scenario.of(duration=duration, clients=clients, gateway={"policy": rules, **gateway})).run()
 
 
-#: When, under which key, and what was decided.
+# : The time, the key, and the decision.
 Answer = tuple[int, str, bool, int, float]
 
 
@@ -106,7 +106,7 @@ def test_a_central_store_admits_no_more_than_the_limit():
 
 
 def test_stores_of_their_own_admit_the_limit_times_the_nodes():
-    """Four nodes that count apart admit four times the limit: three bursts and three rates too many."""
+    """Four nodes that count separately admit four times the limit: three bursts and three rates too many."""
     result = play("token bucket 100/s burst 50", nodes=4, store={"kind": "per-node"})
     assert result.classes["all"].ok == pytest.approx(4 * (50 + 300), abs=4)
     assert result.admissions["all"].excess == pytest.approx(3 * (50 + 300), abs=10)

@@ -1,4 +1,4 @@
-"""What protects a dependency in a simulation: caps, bulkheads, adaptive bulkheads and breakers."""
+"""The protections of a dependency in a simulation: caps, bulkheads, adaptive bulkheads and breakers."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_mistakes_end_with_a_code(files, capsys):
 
 
 def test_an_interrupted_run_keeps_what_it_has(files):
-    """Ctrl-C after two intervals leaves a result with two rows, which says so."""
+    """Ctrl-C after two intervals leaves a result with two rows and a note about it."""
 
     def interrupt(share: float) -> None:
         if share >= 0.4:

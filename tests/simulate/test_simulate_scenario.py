@@ -1,4 +1,4 @@
-"""Scenario files: mistakes are shown with their lines and what to write instead."""
+"""Scenario files: mistakes are shown with their lines and the right form."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_all_mistakes_are_shown_at_once(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_named():
-    """A scenario that can't be read says so with its path."""
+    """The error of an unreadable scenario has its path."""
     with pytest.raises(ConfigurationError, match=r"nowhere\.yaml: can't read the scenario"):
         Scenario.load("nowhere.yaml")
 

@@ -96,7 +96,7 @@ def test_blocking_code_of_a_cancelled_caller_fails():
 
 
 def test_a_deadlock_is_an_error():
-    """When every task waits for something that never comes, the loop says so instead of hanging."""
+    """When every task waits for something that never comes, the loop raises an error instead of hanging."""
 
     async def main() -> None:
         await asyncio.Event().wait()
