@@ -63,7 +63,7 @@ async def serve() -> None:
 
 @contextmanager
 def served() -> Iterator[int]:
-    """Runs a server; its port. (Some hundred bytes at most are on their way: a read never ends within a line.)"""
+    """Runs a server; its port. (At most some hundred bytes are in flight: a read never ends within a line.)"""
     process = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -1,7 +1,7 @@
-"""One truth in Redis: what a decision costs the client, the server and the wire, beside one EVALSHA of the smallest script.
+"""State in Redis: the cost of a decision for the client, the server and the wire, beside one EVALSHA of the smallest script.
 
 The cases take turns in short slices on one server; a figure is the median over the slices, a ratio the median of the ratios of
-neighbouring slices. CPU is what the processes say that they spent, not what a clock on the wall saw.
+neighbouring slices. CPU is the processes' own CPU time, not wall-clock time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The transport of httpx when nothing limits: its overhead on a request, against a transport that answers at once."""
+"""The transport of httpx without a limit in effect: its overhead on a request, against a transport that answers at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Constant(httpx.BaseTransport, httpx.AsyncBaseTransport):
 
 
 def transports(make: Callable[..., Any]) -> dict[str, Any]:
-    """The bare transport, and the limited ones by what limits them."""
+    """The bare transport, and the limited ones by their limits."""
     plain = Constant(FIELDS)
     limited = {NONE: make(ClientLimits(), plain), OWN: make(ClientLimits(RATE), plain)}
     return {"bare": plain, **limited, LEARNED: make(ClientLimits(RATE), Constant({**FIELDS, **QUOTA}))}

@@ -1,7 +1,7 @@
-"""A guard around a server that hangs: what a decision costs while it is found out, once the guard is open, and while all is well.
+"""A guard around a server that hangs: the cost of a decision until the guard opens, while it is open, and while the store works.
 
 The server is real: a socket that accepts and never answers. Every decision is timed by itself, so that the slow ones are seen;
-what timing costs is in every figure, also in that of the local answer which they are compared with.
+the cost of timing is in every figure, also in that of the local answer with which they are compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUDGET_MS = 20
 
 
 class HungStore(Store):
-    """A third-party store that asks a server which never answers."""
+    """A third-party store that calls a server which never answers."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -46,7 +46,7 @@ class HungStore(Store):
 
 @contextmanager
 def hung_server() -> Iterator[int]:
-    """A port where connections are taken and nothing is ever said; it hangs up at the end."""
+    """A port that accepts connections and never sends anything; it closes them at the end."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
         yield server.getsockname()[1]
 
@@ -76,7 +76,7 @@ def at(sorted_ns: list[int], part: float) -> float:
 
 
 def opened(port: int, on_failure: str) -> tuple[GuardedStore, list[int]]:
-    """A guard that has found out, and what each decision took until then."""
+    """A guard that has opened, and the duration of each decision until then."""
     guard = GuardedStore(HungStore(port), f"{BUDGET_MS}ms", on_failure, share=4 if on_failure == "local" else None)
     limiter = Limiter(LIMIT, store=guard)
     took = []
@@ -86,7 +86,7 @@ def opened(port: int, on_failure: str) -> tuple[GuardedStore, list[int]]:
 
 
 def once_open(port: int, count: int) -> list[tuple[str, list[int], list[int]]]:
-    """(what, times until it was open, times once it was): for each answer, sync and async; the local answer first."""
+    """(case, times until it was open, times once it was): for each answer, sync and async; the local answer first."""
     local = Limiter(LIMIT, store=MemoryStore())
     rows: list[tuple[str, list[int], list[int]]] = [("the local answer: MemoryStore", [], times(lambda: local.hit(KEY), count))]
     for on_failure in ("open", "closed", "local"):
@@ -100,10 +100,10 @@ def once_open(port: int, count: int) -> list[tuple[str, list[int], list[int]]]:
 
 
 def healthy(effort: Effort, note: Callable[[str], None]) -> tuple[dict[str, float], dict[str, str]]:
-    """Nanoseconds of a hit through a store that is well, with a guard around it and without."""
+    """Nanoseconds of a hit through a working store, with a guard around it and without."""
 
     class Plain(MemoryStore):
-        """Not the limiter's own kind, so that it is asked as any store."""
+        """Not the limiter's own kind, so that it is called as any store."""
 
     bare, behind = Limiter(LIMIT, store=Plain()), Limiter(LIMIT, store=GuardedStore(Plain()))
     cases = [Case("bare", "o.hit(k)", {"o": bare, "k": KEY}), Case("guarded", "o.hit(k)", {"o": behind, "k": KEY})]

@@ -1,4 +1,4 @@
-"""One key, again and again: the price of a decision, beside what no limiter can go below."""
+"""One key, again and again: the cost of a decision, beside the floor of any limiter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hundred thousand keys in random order: what the key table costs over a hot key, beside a dict asked for the same keys."""
+"""A hundred thousand keys in random order: the cost of the key table over a hot key, beside a dict with the same keys."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from timing import Case, Effort, measure, one_core
 from limitkeeper import Limiter, TokenBucket
 
 KEYS = 100_000
-#: Slow to refill, so that no key is as new, and forgotten, before it is asked for again.
+# : Slow to refill, so that no key is as new, and forgotten, before it is used again.
 SLOW = "1000/h burst 1000000"
 HIT, LOOK = "for x in k: o.hit(x)", "for x in k: o[x]"
 
 
 def copies(keys: list[str]) -> list[str]:
-    """Equal keys that are other objects, and whose hash nobody has asked for yet."""
+    """Equal keys that are other objects, and whose hash is not computed yet."""
     return [(key + " ")[:-1] for key in keys]
 
 

@@ -1,4 +1,4 @@
-"""Leases: a hit from RAM beside a hit of the in-process store, and what the parent hears of it below and above the limit."""
+"""Leases: a hit from RAM beside a hit of the in-process store, and the parent's operations below and above the limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOADS = (0.5, 0.8, 2.0, 10.0)
 
 
 class Other(MemoryStore):
-    """A store of another kind: asked through the contract, not through MemoryStore's own short way."""
+    """A store of another kind: called through the contract, not through MemoryStore's own fast path."""
 
 
 def hits(effort: Effort, note: Callable[[str], None]) -> tuple[dict[str, float], dict[str, str]]:

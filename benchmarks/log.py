@@ -1,4 +1,4 @@
-"""The sliding log: what an entry weighs, and whether a hit stays the same price however long the log is.
+"""The sliding log: the memory of an entry, and whether the cost of a hit is independent of the log's length.
 
 Each figure begins with a log of that length, written through the store's own `load`; a batch of hits is short against it.
 "Steady" is a window of one millisecond under full load, where every hit also lets old entries go.

@@ -1,7 +1,7 @@
-"""Bytes per key: how much this process grows, in a process of its own for each limiter, with keys that nobody else keeps.
+"""Bytes per key: how much a process grows, one process for each limiter, with keys that only the limiter references.
 
-limitkeeper is watched all the way up, because the moment that costs most is the one just after its index has doubled. Then
-everybody is left alone for two windows, asked for one other key for a while, and measured again: what was given back?
+limitkeeper is measured during the whole growth, because its memory peaks just after its index has doubled. Then all limiters idle
+for two windows, are called with one other key for a while, and are measured again: how much was released?
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SLOW = (("limits", "sliding counter"), ("throttled-py", "token bucket"))  # left
 
 
 def resident() -> int:
-    """Bytes of this process in memory now (where the system only tells the most so far: that)."""
+    """Bytes of this process in memory now (where the system only has the peak: that)."""
     try:
         with open("/proc/self/statm") as statm:
             return int(statm.read().split()[1]) * PAGE
@@ -64,7 +64,7 @@ def asker(who: str, count: int, seconds: int, keys: int) -> Callable[[str], Any]
 
 
 def grow(who: str, keys: int, seconds: int) -> list[tuple[int, int]]:
-    """(keys, bytes) as it grows; at last (-hits, bytes) once it has idled, and been asked for another key so many times."""
+    """(keys, bytes) as it grows; at last (-hits, bytes) once it has idled, and was called with another key so many times."""
     ask = asker(who, 1, seconds, keys)
     ask("warm")
     gc.collect()
@@ -143,7 +143,7 @@ def peers_at_scale(section: Section, effort: Effort, note: Callable[[str], None]
 
 
 def together(asks: list[tuple[str, str, int, int]], section: Section, note: Callable[[str], None], at_once: int = 2) -> Any:
-    """Runs a few children at a time (nothing is timed here), and yields what each found."""
+    """Runs a few children at a time (nothing is timed here), and yields the result of each."""
     failed: dict[str, str] = {}
 
     def one(ask: tuple[str, str, int, int]) -> list[tuple[int, int]] | None:

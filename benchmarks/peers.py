@@ -1,8 +1,8 @@
-"""The peers, each called the way its own documentation says, with nothing of ours in between.
+"""The peers, each called as in its own documentation, without code of ours in between.
 
 A peer is a statement and the names in it; `k` is the key. `throttled-py` gets room for four million keys (else it keeps 1024, and
-forgets exhausted ones). `pyrate-limiter` has no store for many keys, so it gets the factory that its documentation
-describes, with a dict in it. `aiolimiter` and `asynciolimiter` know no keys and can't refuse.
+forgets exhausted ones). `pyrate-limiter` has no store for many keys, so it gets the factory that its documentation describes,
+with a dict in it. `aiolimiter` and `asynciolimiter` have no keys and can't refuse.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Build = Callable[[int, int], dict[str, Any]]
 
 
 class Peer(NamedTuple):
-    """`build(count, seconds)` makes the names that `call` speaks of. A log gets a new key for each batch: it stays short."""
+    """`build(count, seconds)` makes the names used in `call`. A log gets a new key for each batch: it stays short."""
 
     package: str
     rule: str

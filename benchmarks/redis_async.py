@@ -1,7 +1,7 @@
 """Sixty-four tasks on one loop, each deciding one thing after the other: beside redis-py's asyncio client doing one EVALSHA each.
 
 The cases take turns in slices of a tenth of a second or so; a figure is the median over the slices, a ratio the median of the
-ratios of neighbouring slices. The server has the other core, as in life. Its CPU is what it says itself (INFO cpu).
+ratios of neighbouring slices. The server has the other core, as in production. Its CPU time is that of INFO cpu.
 """
 
 from __future__ import annotations

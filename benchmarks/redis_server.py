@@ -1,7 +1,7 @@
-"""What a decision costs the server, beside the smallest token-bucket script that one bare connection sends in the same way.
+"""The cost of a decision for the server, beside the smallest token-bucket script that one bare connection sends in the same way.
 
-Server CPU is what the kernel says that the server's process spent (schedstat, in nanoseconds; Linux only). Commands are made
-ready before, so that nothing else is in the slices; the cases take turns, and a figure is the median over the slices.
+Server CPU is the CPU time of the server's process from the kernel (schedstat, in nanoseconds; Linux only). Commands are prepared
+before, so that nothing else is in the slices; the cases take turns, and a figure is the median over the slices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One decision through Redis, one connection, beside one EVALSHA of the smallest token-bucket script through redis-py, and beside
 a floor: the same bytes on a bare socket, with the system calls that no client can do without (send, poll, recv).
 
-Client CPU is what this process spends (user and system); a wall clock on loopback measures the server and the scheduler. The
+Client CPU is the CPU time of this process (user and system); a wall clock on loopback measures the server and the scheduler. The
 cases take turns in short slices, a figure is the median over the slices, and a ratio the median of the ratios of neighbouring
 slices.
 """
@@ -26,7 +26,7 @@ from limitkeeper import Limiter, TokenBucket
 from limitkeeper.stores.redis import RedisStore
 from servers.valkey import Valkey
 
-#: GCRA in six lines: what a limiter on Redis can't do without.
+# : GCRA in six lines: the minimum for a limiter on Redis.
 MINIMAL = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -82,7 +82,7 @@ def cases(server: Valkey, store: RedisStore, client: redis.Redis) -> dict[str, C
 
 
 def keep_together(server: Valkey) -> None:
-    """Client and server take turns on one core: across cores the wake-up of a sleeping one costs more than what is measured."""
+    """Client and server take turns on one core: across cores the wake-up of a sleeping one costs more than the measured work."""
     if hasattr(os, "sched_setaffinity") and server.process is not None:
         core = {max(os.sched_getaffinity(0))}
         os.sched_setaffinity(0, core)

@@ -1,4 +1,4 @@
-"""What a run prints and writes: a table per group, each figure with its goal, and the machine that it was measured on."""
+"""The output of a run: a table per group, each figure with its goal, and the machine of the measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make bench`: measures what limitkeeper says about itself, prints a table per group, and writes RESULTS.md.
+"""`make bench`: measures limitkeeper's stated figures, prints a table per group, and writes RESULTS.md.
 
 python benchmarks/run.py [--quick] [--only GROUP]      a quick or partial run prints, and leaves RESULTS.md as it is
 """
@@ -37,7 +37,7 @@ def built_floors(folder: str) -> Any:
 
 
 def noted(group: str) -> Callable[[str], None]:
-    """Says what is being done, on one line where that is a terminal."""
+    """Prints the current step, on one line where that is a terminal."""
     begun = time.monotonic()
 
     def note(text: str) -> None:
@@ -55,7 +55,7 @@ def run_group(group: str, floors: Any, effort: Effort) -> Section:
     note("begins")
     try:
         section: Section = importlib.import_module(group).run(floors, effort, note)
-    except Exception as error:  # the other groups still have something to say
+    except Exception as error:  # the other groups still have results
         section = Section(group, "This group could not be measured.", missed=1)
         section.fail({group: f"{type(error).__name__}: {error}"})
     note("done")

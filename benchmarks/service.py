@@ -1,6 +1,6 @@
 """The service beside Valkey, uvicorn and grpcio: one core for the server, another one for the load.
 
-A response per CPU second of the server (all its threads) is the figure, since what else runs on the machine takes little of it;
+A response per CPU second of the server (all its threads) is the figure, since other load on the machine affects it little;
 responses per second stand in the table. The cases take turns in slices of a third of a second; a ratio is the median of the
 ratios of a round. 64 connections, 1000 keys; the load generator is compiled (load.pyx), for gRPC it is grpcio's client.
 """
@@ -276,7 +276,7 @@ def envoy(section: Section, own: Server, hello: Server, rounds: int) -> None:
 
 
 class Pair(Server):
-    """Two services that share nothing."""
+    """Two independent services."""
 
     def __init__(self, *servers: Server) -> None:
         self.servers = servers
@@ -286,8 +286,8 @@ class Pair(Server):
 
 
 def workers(section: Section, folder: Path, generator: Any, rounds: int, note: Callable[[str], None]) -> None:
-    """Two processes wake up more often for the same requests, so each turn of their loops answers fewer: two services that share
-    nothing show how much of the difference that is."""
+    """Two processes wake up more often for the same requests, so each iteration of their loops answers fewer: two independent
+    services show how much of the difference that is."""
     hits = [resp(b"LK.HIT", b"api", key) for key in KEYS]
     with ExitStack() as stack:
         one, two, *apart = [stack.enter_context(service(folder, "--workers", count)) for count in ("1", "2", "1", "1")]

@@ -1,5 +1,5 @@
 """Servers beside the service: `service_peers.py asgi` (uvicorn and a bare app that sends the bytes of a check), or `grpc` (a
-grpcio.aio method that returns a constant). Prints its port, and serves until it is told to stop."""
+grpcio.aio method that returns a constant). Prints its port, and serves until a signal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Reads the body and answers: nothing that an ASGI application does could cost less."""
+    """Reads the body and answers: the minimum of an ASGI application."""
     await receive()
     headers = [(b"content-length", b"%d" % len(BODY)), (b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -1,4 +1,4 @@
-"""Several limits in one decision: what the second and the fifth cost beside the first, and keys given by name."""
+"""Several limits in one decision: the cost of the second and the fifth beside the first, and keys given by name."""
 
 from __future__ import annotations
 

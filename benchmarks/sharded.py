@@ -1,4 +1,4 @@
-"""Sharding: what a route costs, what a decision on several shards costs, how long a hand-over takes, and the viral user."""
+"""Sharding: the cost of a route and of a decision on several shards, the duration of a hand-over, and the viral user."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RULE = "1000/s burst 1000000"
 
 
 class Other(MemoryStore):
-    """A store of another kind: asked through the contract, not through MemoryStore's own short way."""
+    """A store of another kind: called through the contract, not through MemoryStore's own fast path."""
 
 
 def routes(effort: Effort, note: Callable[[str], None]) -> tuple[dict[str, float], dict[str, str]]:
@@ -60,7 +60,7 @@ def handoff(keys: int) -> tuple[int, float]:
     store = ShardedStore([MemoryStore() for _ in range(4)])
     limiter = Limiter("1/h", store=store)
     limiter.hit_many([f"user:{i}" for i in range(keys)])
-    homes((*((str(i), 1.0) for i in range(4)), ("new", 1.0)))  # what is worked out before anything closes is not measured
+    homes((*((str(i), 1.0) for i in range(4)), ("new", 1.0)))  # work done before anything closes is not measured
     moved: dict[str, int] = {}
     begun = time.perf_counter()
     store.add("new", MemoryStore(), progress=lambda received: moved.update({received.shard: received.keys}))

@@ -26,7 +26,7 @@ def shared_file() -> Iterator[str]:
 
 
 def hits_in_a_child(limiter: Limiter, seconds: float) -> tuple[int, int]:
-    """A process that hits for so long; its number, and where it writes how often."""
+    """A process that hits for so long; its number, and where it writes its count."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -35,7 +35,7 @@ NOBODY = 65534
 RATE, BURST = 1_000_000, 10**9  # never refused
 NONE_LEFT = 0.000001  # refused, once the first has been taken
 
-#: Level and date, as in the rule: what is missing from the bucket, and when that was. Times are the server's, in seconds.
+# : Level and date, as in the rule: the deficit of the bucket, and when that was. Times are the server's, in seconds.
 TABLE = "CREATE {kind} TABLE bucket (key text PRIMARY KEY, missing float8 NOT NULL, at float8 NOT NULL) WITH (fillfactor = 50)"
 DECIDE = """
 INSERT INTO bucket AS b VALUES (%s, 1, extract(epoch FROM clock_timestamp()))
@@ -139,7 +139,7 @@ def paced(decide: Callable[[str], Any], keys: list[str], seconds: float) -> int:
 
 @dataclass
 class Case:
-    """One way of deciding; `callers` ask at the same time, each over a connection of its own."""
+    """One way of deciding; `callers` call at the same time, each over a connection of its own."""
 
     name: str
     pid: int
@@ -149,7 +149,7 @@ class Case:
     slices: list[Row] = field(default_factory=list)
 
     def run(self, seconds: float) -> None:
-        """One slice; the cases take turns, so that a busy moment of the machine meets them alike."""
+        """One slice; the cases take turns, so that a busy moment of the machine affects them alike."""
         counts = [0] * len(self.callers)
 
         def work(number: int) -> None:

@@ -1,4 +1,4 @@
-"""The asyncio face: an awaited hit, beside an awaited coroutine that does nothing."""
+"""The asyncio API: an awaited hit, beside an awaited coroutine that does nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Nothing:
 
 
 def loop_of(call: str, names: dict[str, Any]) -> Loop:
-    """A coroutine function that awaits `call` n times and answers the nanoseconds that one took."""
+    """A coroutine function that awaits `call` n times and returns the nanoseconds of one."""
     words = ", ".join(names)
     source = (
         f"async def loop(n, {words}):\n    begun = clock()\n    for _ in range(n): {call}\n    return (clock() - begun) / n\n"

@@ -48,7 +48,7 @@ def peer_asker(package: str, rule: str) -> Callable[[int], Ask]:
 
 
 def admitted(answer: Any) -> bool:
-    """Peers answer with a bool, or with an object that says `limited`."""
+    """Peers return a bool, or an object with `limited`."""
     return not answer.limited if hasattr(answer, "limited") else bool(answer)
 
 

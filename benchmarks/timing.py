@@ -1,9 +1,9 @@
 """How a figure is timed: in short batches, all cases taking turns; the smallest batch of a repeat, the median of the repeats.
 
-A batch lasts about 0.2 ms, shorter than most disturbances of a shared machine, and a slow moment meets every case alike. The cost
-of the loop is in every figure, in the floors too. The process keeps to one core while it times.
+A batch lasts about 0.2 ms, shorter than most disturbances of a shared machine, and a slow moment affects every case alike. The
+cost of the loop is in every figure, in the floors too. The process keeps to one core while it times.
 
-Rejected: one long loop per case (what else the machine does falls on one of them), and the mean (it measures the neighbours).
+Rejected: one long loop per case (other load on the machine affects one of them), and the mean (it measures the neighbours).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Case:
 
 @dataclass
 class Effort:
-    """How much work a run does; --quick does less."""
+    """The amount of work of a run; --quick does less."""
 
     quick: bool = False
 
@@ -61,7 +61,7 @@ class Effort:
 def measure(
     cases: Iterable[Case], effort: Effort, note: Callable[[str], None], most: int = 25
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Nanoseconds per call of every case, and what went wrong with those that failed; `most` batches to a repeat."""
+    """Nanoseconds per call of every case, and the errors of those that failed; `most` batches to a repeat."""
     failed: dict[str, str] = {}
     timers: list[tuple[Case, timeit.Timer]] = []
     for case in cases:

@@ -3,11 +3,11 @@
 Three homes decide the same traffic, with and without a key that has 60 % of it:
 
     hashed    homes are service nodes that count in RAM; the gateway hashes a key to its home
-    pinned    homes are Valkey servers; the gateway takes any of three nodes, which asks the key's home (ShardedStore, hot=False)
+    pinned    homes are Valkey servers; the gateway takes any of three nodes, which calls the key's home (ShardedStore, hot=False)
     leased    as pinned, but nodes lease a hot key from its home and decide it in RAM (ShardedStore's default)
 
-The machine has fewer cores than the fleet, so time would say little. Measured is the CPU time of every home (utime + stime);
-with a core for each, the busiest one bounds the fleet: capacity = decisions / CPU seconds of the busiest.
+The machine has fewer cores than the fleet, so wall-clock time would be meaningless. Measured is the CPU time of every home (utime
++ stime); with a core for each, the busiest one bounds the fleet: capacity = decisions / CPU seconds of the busiest.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def hashed(keys: list[str], policy: Path) -> list[float]:
 
 
 def through_nodes(keys: list[str], hot: int) -> list[float]:
-    """CPU seconds of each Valkey server, when any of three nodes asks them; `hot`: the hits a second of a hot key, 0: none is."""
+    """CPU seconds of each Valkey server, when any of three nodes calls them; `hot`: the hits a second of a hot key, 0: none is.
+    CPU seconds of each Valkey server, when any of three nodes calls them; `hot`: the hits a second of a hot key, 0: none is."""
     with ExitStack() as stack:
         servers = [stack.enter_context(Valkey()) for _ in range(HOMES)]
         nodes = []

@@ -1,4 +1,6 @@
-"""The web: what a middleware adds to a request, what a refusal costs, how matching grows, and a real server under load."""
+"""The web: the overhead of a middleware on a request, the cost of a refusal, the growth of matching, and a real server under
+load.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.request_context import RequestContext
 from limitkeeper.web.asgi import AsgiRequestContext
 
-#: Our cases: (name, base, app, how it is asked). What a floor is, is said in its name.
+# : Our cases: (name, base, app, request). The name of a floor describes it.
 ONE, FIVE, FIVE_NEW = (
     "limitkeeper, 1 rule",
     "limitkeeper, 200 rules, 5 apply",
@@ -51,7 +53,7 @@ REFUSED = "refused: "
 
 
 async def checked(app: Any) -> Any:
-    """An ASGI app that refuses, seen to let one pass before."""
+    """An ASGI app that refuses, after one admitted request as a check."""
     seen = [await status_of(app) for _ in range(3)]
     if seen != [200, 429, 429]:
         raise RuntimeError(f"it answered {seen}")
@@ -141,7 +143,7 @@ def figures(section: Section, taken: Taken, took: dict[str, float]) -> None:
 
 
 def beside(taken: Taken, alone: dict[str, float]) -> list[Table]:
-    """Everybody's numbers."""
+    """All figures, ours and the peers'."""
     table = Table(("what", "added µs", "/ limitkeeper", "a refusal µs"))
     ours = {"flask beside peers": taken.added(ONE_FLASK, "flask")}
     rows = [(name, base) for name, base, _ in OURS]

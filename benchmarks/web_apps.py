@@ -10,7 +10,7 @@ from limitkeeper.policy.gate import Gate
 from limitkeeper.web.asgi import RateLimitMiddleware
 from limitkeeper.web.wsgi import RateLimitMiddleware as WsgiMiddleware
 
-#: Always allowed: what a request takes is back before the next one; and used up after the first.
+# : Always allowed: the charge of a request is refilled before the next one; and used up after the first.
 ALLOW, DENY = "token bucket 1000000/s burst 1000", "fixed window 1/h"
 PATH = "/products/{number}"
 
@@ -21,7 +21,7 @@ def one_rule(limit: str = ALLOW, success: str = "always") -> Policy:
 
 
 def five_of(count: int, limit: str = ALLOW) -> Policy:
-    """So many rules, of which five mean the request: by address, by tenant, by user, by both, and one for all."""
+    """So many rules, of which five apply to the request: by address, by tenant, by user, by both, and one for all."""
     others = [
         {"name": f"other-{n}", "match": f"{method} /service-{n}/{rest}", "key": "ip", "limit": "100/min"}
         for n, (method, rest) in enumerate(shapes(count - 5))
@@ -41,13 +41,13 @@ def five_of(count: int, limit: str = ALLOW) -> Policy:
 
 
 def shapes(count: int) -> list[tuple[str, str]]:
-    """Methods and the rests of paths, as they come in policies."""
+    """Methods and the rests of paths, as they occur in policies."""
     kinds = (("GET", "items/{item}"), ("POST", "items"), ("GET,PUT", "**"), ("DELETE", "items/*/parts/{part}"))
     return [kinds[n % len(kinds)] for n in range(count)]
 
 
 def one_of(count: int) -> Policy:
-    """So many rules, of which one means the request."""
+    """So many rules, of which one applies to the request."""
     rules = [
         {"name": f"other-{n}", "match": f"{method} /service-{n}/{rest}", "key": "ip", "limit": "100/min"}
         for n, (method, rest) in enumerate(shapes(count - 1))
@@ -80,7 +80,7 @@ def limitkeeper(policy: Policy) -> Any:
 
 
 class Through:
-    """The least that a middleware can do."""
+    """The minimum of a middleware."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -90,7 +90,7 @@ class Through:
 
 
 class ByHand:
-    """A token bucket in a dict by address, and the two X- fields: what somebody would write on a quiet afternoon."""
+    """A token bucket in a dict by address, and the two X- fields: a minimal hand-written limiter."""
 
     def __init__(self, app: Any, rate: float = 1e6, burst: float = 1000.0) -> None:
         self.app, self.rate, self.burst = app, rate, burst

@@ -1,4 +1,4 @@
-"""The web peers, each put in front of the same handler the way its own documentation says, with a memory store, per address."""
+"""The web peers, each put in front of the same handler as in its own documentation, with a memory store, per address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANY, ONE = 10**9, 1
 
 
 class Peer(NamedTuple):
-    """`build(count)` makes the app that lets so many pass in an hour. `base` is the same app without the peer."""
+    """`build(count)` makes the app that admits so many in an hour. `base` is the same app without the peer."""
 
     name: str
     base: str
@@ -127,7 +127,7 @@ ALONE = Peer("asgi-ratelimit, no headers", "starlette", asgi_ratelimit)
 
 
 def apart(quick: bool, failed: dict[str, str]) -> dict[str, float]:
-    """What asgi-ratelimit adds to a request, and what a refusal of it takes, measured in a process of its own."""
+    """The overhead of asgi-ratelimit on a request, and the cost of its refusal, measured in a process of its own."""
     try:
         if not (APART / "ratelimit").is_dir():
             install = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]

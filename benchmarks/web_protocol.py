@@ -1,7 +1,7 @@
-"""A server without its sockets: uvicorn's own protocol, handed the bytes of a request, seen to write the bytes of an answer.
+"""A server without its sockets: uvicorn's own protocol gets the bytes of a request and writes the bytes of a response.
 
-What the network costs is the machine's mood of the moment; what a server does for a request beside it (parsing, a task, the app,
-writing every header field) is not. So this tells more exactly than a load test what a middleware takes of a server's time.
+The cost of the network varies with the machine's load; the server's own work for a request (parsing, a task, the app, writing
+every header field) does not. So this measures a middleware's share of a server's time more exactly than a load test.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEAR = "limitkeeper, 1 rule, fields near the end"
 
 
 class Wire(asyncio.Transport):
-    """Counts the answers."""
+    """Counts the responses."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 40000), "sockname": ("127.0.0.1", 8000)})

@@ -1,9 +1,9 @@
 """A real server under load: the same app behind an inline dict bucket and behind limitkeeper, each in a process of its own.
 
-Each server keeps to one core and whoever asks to another. The load is wrk's where it is found (or at $WRK), otherwise that
+Each server keeps to one core and the load generator to another. The load is wrk's where it is found (or at $WRK), otherwise that
 of a client of our own: a few keep-alive connections, written and read in turns. A slice is about a second; of the ratios of
 neighbouring slices the median counts. Beside requests per second stands requests per second of the server's own CPU time, which
-neighbours on the machine take less from.
+other load on the machine affects less.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REQUEST = b"GET /products/17 HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Tenant: acme\r\nX-
 
 
 def core(index: int) -> set[int]:
-    """The first core for servers, the last for whoever asks."""
+    """The first core for servers, the last for the load generator."""
     cores = sorted(os.sched_getaffinity(0))
     return {cores[index]}
 
@@ -62,7 +62,7 @@ class Server:
 
 
 def by_wrk(wrk: str, port: int, seconds: float) -> int:
-    """How many requests were answered."""
+    """The number of answered requests."""
     command = [wrk, "-t1", f"-c{CONNECTIONS}", f"-d{max(1, round(seconds))}s", f"http://127.0.0.1:{port}/products/17"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = re.search(r"(\d+) requests in", done.stdout)
@@ -72,7 +72,7 @@ def by_wrk(wrk: str, port: int, seconds: float) -> int:
 
 
 def by_hand(port: int, seconds: float) -> int:
-    """The same with a few sockets: all are written to, then all are read."""
+    """The same with a few sockets: all are written, then all are read."""
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(CONNECTIONS)]
     answered, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:

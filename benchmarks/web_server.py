@@ -1,4 +1,4 @@
-"""One server of the benchmark: `web_server.py inline|limitkeeper|…` prints its port and serves until it is told to stop."""
+"""One server of the benchmark: `web_server.py inline|limitkeeper|…` prints its port and serves until a signal."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from starlette.routing import Route
 from web_apps import PATH, limitkeeper, one_rule, starlette
 
 RATE, BURST = 1e6, 1000.0
-#: What limitkeeper sends, for the inline bucket that is to send as much.
+# : limitkeeper's fields, for the inline bucket that is to send as much.
 FIELDS = {
     "ratelimit-policy": '"api";q=1000;w=1',
 }
 
 
 def inline(fields: bool) -> Any:
-    """A token bucket in a dict, in the handler itself: nothing that limits could cost less."""
+    """A token bucket in a dict, in the handler itself: the minimum cost of a limit."""
     buckets: dict[str, tuple[float, float]] = {}
 
     async def product(request: Any) -> Any:

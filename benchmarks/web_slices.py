@@ -1,9 +1,9 @@
-"""How a request is timed: prepared once, asked again and again in short slices, all cases taking turns.
+"""How a request is timed: prepared once, sent again and again in short slices, all cases taking turns.
 
 A slice lasts about 0.5 ms, after two requests that are not counted (they fetch the case's code back into the caches). A repeat
-keeps the smallest slice of each case. What a middleware adds is the difference to the same app without it, and of all repeats the
-median of the quietest fifth: those in which the bare app was quickest, since a neighbour on the same core slows both, and so
-widens the difference. Cases that are compared take turns with each other, and with nobody else.
+keeps the smallest slice of each case. The overhead of a middleware is the difference to the same app without it, and of all
+repeats the median of the quietest fifth: those in which the bare app was quickest, since a neighbour on the same core slows both,
+and so widens the difference. Cases that are compared take turns with each other, and with no others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from timing import Effort
 
 SLICE_NS = 500_000
 WARM = 2
-#: More paths than a policy remembers, so that each is new when its turn comes again.
+# : More paths than a policy caches, so that each is new when its turn comes again.
 PATHS = 12_000
 Loop = Callable[[int], Awaitable[float]]
 clock = time.perf_counter_ns
@@ -74,7 +74,7 @@ async def send(message: Any) -> None:
 
 
 def paths() -> Iterator[str]:
-    """Paths that nobody has seen lately."""
+    """Paths that are not in the cache."""
     return cycle([f"/products/{number}" for number in range(100_000, 100_000 + PATHS)])
 
 
@@ -119,7 +119,7 @@ def wsgi(app: Any) -> Loop:
 
 
 async def status_of(app: Any) -> int:
-    """What an ASGI app answers to the prepared request."""
+    """The response of an ASGI app to the prepared request."""
     statuses = []
 
     async def noted(message: Any) -> None:
@@ -140,7 +140,7 @@ class Taken:
         return median(sorted(self.best[name])[: self._quiet(name)])
 
     def added(self, name: str, base: str) -> float:
-        """What a case takes more than its base."""
+        """The overhead of a case on its base."""
         quiet = sorted(zip(self.best[base], self.best[name], strict=True))[: self._quiet(base)]
         return median(more - less for less, more in quiet)
 
