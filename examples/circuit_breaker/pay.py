@@ -23,7 +23,7 @@ breakers = AsyncCircuitBreakerFactory(default_threshold=3, default_ttl=TTL, excl
 
 
 class PaymentService:
-    """Stands for a remote service; `down` makes it fail."""
+    """Replaces a remote service; `down` makes it fail."""
 
     def __init__(self) -> None:
         self.down = False
@@ -43,12 +43,12 @@ class PaymentService:
 
 
 async def pay(service: PaymentService) -> str:
-    """One payment, and what became of it."""
+    """One payment, and its result."""
     try:
         async with await breakers.get_breaker("payment"), caps["payment"]:
             return await service.charge()
     except OpenedState:
-        return "breaker open"  # fails fast: the service is left alone
+        return "breaker open"  # fails fast: the service is not called
     except (RateLimited, BulkheadFull) as refused:
         return type(refused).__name__  # too much at once: the caller may try again
     except ConnectionError:

@@ -49,6 +49,6 @@ class LiveReport(Report):
         return [head, *([name, *(one.get(name, "–") for one in found)] for name in names)]
 
     def comparison(self) -> str:
-        """The rows that tell the story."""
+        """The rows of the summary."""
         head, *rows = self.rows()
         return "\n".join(table([head, *(row for row in rows if SHOWN.search(row[0]))]))

@@ -8,7 +8,7 @@
     payment    → waits as long as a payment provider takes
 
 A service works on a bounded number of requests at a time, and the others wait. A caller that has given up does not stop a
-request. The order service holds its connection while the payment is made, as many shops do. With ENFORCE=1, the gateway asks the
+request. The order service holds its connection while the payment is made, as many shops do. With ENFORCE=1, the gateway calls the
 decision service, and the order service caps its calls and its writes; everything else is the same code. A process imports only
 what its service needs: importing everything takes seconds on a busy machine.
 """
@@ -36,7 +36,7 @@ CACHING = ("catalog", "pricing")
 CONNECTIONS = {"catalog": 5, "order": 10, "pricing": 5, "inventory": 5}
 #: Layer 3: writes of the order service at a time, and how many more may wait.
 WRITES, WAITING_WRITES = 8, 20
-#: Seconds: a gateway's patience, a service's, and the life of what is cached.
+# : Seconds: a gateway's timeout, a service's, and the life of cached values.
 GATEWAY_TIMEOUT, CALL_TIMEOUT, CACHED = 1.5, 1.0, 1
 SCHEMA = """
 DROP TABLE IF EXISTS products, orders;
@@ -113,7 +113,7 @@ class Upstream:
 
 
 class Service:
-    """What a process has: its places, its connections, and whom it calls. `figures` are its counters."""
+    """A process's state: its places, its connections, and the services that it calls. `figures` are its counters."""
 
     def __init__(self, name: str, environment: dict[str, str]) -> None:
         self.name, self.environment = name, environment
@@ -193,7 +193,7 @@ async def end_with(parent: int) -> None:
 
 
 def gateway(service: Service) -> Any:
-    """Asks the decision service about a request, and forwards it."""
+    """Calls the decision service about a request, and forwards it."""
     order, catalog = service.upstream("order", GATEWAY_TIMEOUT), service.upstream("catalog", GATEWAY_TIMEOUT)
     limits = service.upstream("limits", timeout=5, attempts=1) if service.enforce else None
 
@@ -239,7 +239,7 @@ def inventory(service: Service) -> Any:
 
 
 def payment(service: Service) -> Any:
-    """Stands for a provider that answers after 150 ms (median; p95 330 ms)."""
+    """Replaces a provider that answers after 150 ms (median; p95 330 ms)."""
     rng = Random(1)
 
     async def handle(request: web.Request) -> web.Response:
@@ -287,6 +287,6 @@ async def application(name: str) -> web.Application:
     return app
 
 
-if __name__ == "__main__":  # SIGTERM ends it at once: nobody waits for what is still queued
+if __name__ == "__main__":  # SIGTERM ends it at once: no client waits for the queued requests
     listening = socket.socket(fileno=int(sys.argv[2]))
     web.run_app(application(sys.argv[1]), sock=listening, print=None, access_log=None, handle_signals=False)

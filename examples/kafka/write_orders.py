@@ -79,7 +79,7 @@ class Topic:
 
 @dataclass
 class Run:
-    """What was measured: seconds of the writes on PostgreSQL's clock, and (seconds, length) of the queue."""
+    """The measurements: seconds of the writes on PostgreSQL's clock, and (seconds, length) of the queue."""
 
     writes: list[float] = field(default_factory=list)
     queued: list[tuple[float, int]] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""A shop behind a policy, with limits in three layers: what clients may ask (limitkeeper.yaml, added by one line,
-`add_middleware`), what the shop may ask of the services behind it, and how many writes its database bears at a time. Above some
-limits it serves less instead of refusing (degrade.py).
+"""A shop behind a policy, with limits in three layers: requests of clients (limitkeeper.yaml, added by one line,
+`add_middleware`), calls of the shop to the services behind it, and concurrent writes to its database. Above some limits it serves
+less instead of refusing (degrade.py).
 
 uvicorn --factory shop.app:shop --app-dir examples        or: make shop
 """
@@ -68,7 +68,7 @@ def add_services(app: FastAPI, upstreams: Upstreams) -> None:
     @app.exception_handler(RateLimited)
     @app.exception_handler(BulkheadFull)
     async def busy(request: Request, error: Exception) -> PlainTextResponse:
-        """What is behind the shop has no room: the client may try again."""
+        """A service behind the shop has no room: the client may try again."""
         return PlainTextResponse("The shop is busy.", 503, headers={"Retry-After": "1"})
 
     @app.get("/products")
@@ -125,7 +125,7 @@ def add_degrading(app: FastAPI) -> None:
 
     @app.post("/invoices", status_code=201)
     async def invoice() -> dict[str, Any]:
-        """Nobody waits for an invoice at once; above its limit it is made later."""
+        """An invoice is not urgent; above its limit it is made later."""
         return {"invoice": next(numbers)}
 
     @app.get("/reviews")

@@ -1,5 +1,5 @@
-"""What is behind the shop, and its protection: calls to inventory and pricing with the caps of the policy's `dependencies`, and a
-database whose writes go through a bulkhead."""
+"""The services behind the shop, and their protection: calls to inventory and pricing with the caps of the policy's
+`dependencies`, and a database whose writes go through a bulkhead."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from limitkeeper.policy import Policy
 from limitkeeper.stores import Store
 from shop.services import SERVICES
 
-#: Concurrent writes that the database bears; those that wait hold no connection.
+# : Concurrent writes that the database can take; those that wait hold no connection.
 WRITES = 4
 
 
 class Upstreams:
-    """Inventory, pricing and the database. INVENTORY_URL and PRICING_URL say where the services are; without them they run in
-    this process, for tests."""
+    """Inventory, pricing and the database. INVENTORY_URL and PRICING_URL are the addresses of the services; without them they run
+    in this process, for tests."""
 
     def __init__(self, policy: Policy, store: Store) -> None:
         self.dependencies = Dependencies.of_policy(policy, store)
