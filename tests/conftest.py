@@ -1,4 +1,4 @@
-"""What tests share: a clock at noon that moves on demand, a store on it, and limiters sync and async."""
+"""Shared fixtures: a clock at noon that moves on demand, a store on it, and limiters sync and async."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from servers.faketime import faketime_library
 from servers.valkey import Valkey
 from stand_ins import NOON, Driven, HeldClock, WrappedStore
 
-# `make test` tries the same examples every time, so that it fails for what was changed; a soak looks for new ones.
-# Neither minds how long an example takes: a machine that stalls is no fault of ours.
+# `make test` tries the same examples every time, so that only a change makes it fail; a soak looks for new ones.
+# Neither has a deadline for an example: a slow machine is no failure.
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("steady", derandomize=True, database=None, max_examples=scaled(100), **PATIENT)
 settings.register_profile("soak", derandomize=False, **PATIENT)
@@ -151,7 +151,7 @@ def is_left_out(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks `slow` and `server`, and leaves out what this run does not try."""
+    """Marks `slow` and `server`, and deselects the tests that this run leaves out."""
     for item in items:
         if SLOW_TESTS.match(item.nodeid) or is_beyond_the_sample(item) or item.get_closest_marker("soak"):
             item.add_marker(pytest.mark.slow)
@@ -168,7 +168,7 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leaves what exists by now out of later garbage collections: with all tests collected, one would take 0.3 s."""
+    """Excludes existing objects from later garbage collections: with all tests collected, one would take 0.3 s."""
     gc.freeze()
     gc.enable()
 
@@ -224,7 +224,7 @@ def python() -> Callable[[str], subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Waits until something is true that other threads bring about; a minute is enough for anything on any machine."""
+    """Waits for a condition that other threads fulfil; a minute is enough for anything on any machine."""
 
     def wait_for(condition: Callable[[], bool]) -> None:
         end = time.monotonic() + 60
@@ -238,7 +238,7 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    """A witness of how late this process is during a test: `took < watch.allows(0.3)`."""
+    """Measures how late this process is during a test: `took < watch.allows(0.3)`."""
     with Watch() as watching:
         yield watching
 

@@ -1,4 +1,4 @@
-"""A signal handler may raise after any call and where any function begins: every such moment of a call, one after the other."""
+"""Raises from a signal handler after any call and where any function begins: at every such moment of a call in turn."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def operations(call: Callable[..., object], *args: object) -> int:
-    """How many operations a call takes. What a compiled module or a function in C does inside counts as one."""
+    """The number of operations of a call; the inside of a compiled module or a function in C counts as one."""
     count = 0
 
     def trace(frame: Any, event: str, _: object) -> Any:

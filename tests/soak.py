@@ -3,10 +3,9 @@
     LIMITKEEPER_SOAK_SECONDS=120 LIMITKEEPER_SOAK_SEED=7 LIMITKEEPER_SOAK_FAULT=killed python tests/soak.py
 
 A round is one fault in the middle of some seconds of traffic, on limiters of its own name, so that each round has its own bound.
-It exits with 1 when anybody was admitted more than the mode's bound, a call took longer than its budget, a call never came back,
-an error was not limitkeeper's own, or a mode did not recover. The seed that is printed gives the same order again; with a
-part of a
-name only those faults strike.
+It exits with 1 when more than the mode's bound was admitted, a call took longer than its budget, a call never returned, an error
+was not limitkeeper's own, or a mode did not recover. The printed seed gives the same order again; with a part of a name only
+those faults strike.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ WORKERS = 2
 
 
 class Soak:
-    """The whole of it: a fault_lab, a crew, and what has been seen."""
+    """The whole soak: a fault lab, worker processes, and the results so far."""
 
     def __init__(self, seconds: float, seed: int) -> None:
         self.seconds, self.seed = seconds, seed
@@ -50,7 +49,7 @@ class Soak:
         self.log = self.stack.enter_context((OUT / "soak.log").open("w"))
 
     def order(self) -> Iterator[Fault]:
-        """Every fault once in random order, and again, and again."""
+        """Every fault once in random order, again and again."""
         known = [fault for fault in (*FAULTS, *MORE_FAULTS) if self.lab.fakes_time or not fault.fakes_time]
         known = [fault for fault in known if os.environ.get("LIMITKEEPER_SOAK_FAULT", "") in fault.name]
         while True:
@@ -63,7 +62,7 @@ class Soak:
         self.lab.crew = self.crew
 
     def round(self, number: int, fault: Fault) -> list[str]:
-        """One fault in the middle of traffic; what was broken by it."""
+        """One fault during traffic; returns the broken promises."""
         names = {worker: f"{worker.mode.name}:{number}" for worker in self.crew}
         begun = time.monotonic()
         for worker, name in names.items():

@@ -1,4 +1,4 @@
-"""What tests put in the place of time and of stores: held clocks, a store that writes down its calls, async driven as sync."""
+"""Replacements of time and of stores: manual clocks, a store that records its calls, async driven as sync."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOON = datetime(2026, 1, 10, 12, tzinfo=UTC).timestamp()
 
 
 class HeldClock(ManualClock):
-    """A manual clock on which sleepers really stay asleep until somebody else advances it (or wakes them)."""
+    """A manual clock on which sleepers really stay asleep until another thread advances it (or wakes them)."""
 
     def __init__(self, start: float = NOON) -> None:
         super().__init__(start)
@@ -28,7 +28,7 @@ class HeldClock(ManualClock):
         self._interrupted: set[int | None] = set()
 
     def interrupt(self, thread: threading.Thread) -> None:
-        """What Ctrl-C does to a thread that sleeps on this clock."""
+        """Does to a thread that sleeps on this clock what Ctrl-C does."""
         self._interrupted.add(thread.ident)
 
     def advance(self, seconds: float) -> None:
@@ -55,7 +55,7 @@ class HeldClock(ManualClock):
 
 
 class WrappedStore(Store):
-    """A store as somebody else would write one: the contract over a MemoryStore, with its calls written down.
+    """A third-party store: the contract over a MemoryStore, with its calls recorded.
 
     Verbs named in `failing` raise StoreUnavailable. `local` is settable, to be a store near by or far away.
     """

@@ -1,4 +1,4 @@
-"""Every HTTP client that has a translator, driven in the same way, so that one case speaks for all of them."""
+"""Drives every HTTP client that has a translator in the same way, so that one case covers all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that answers by a script, and records what it was sent."""
+"""A real HTTP server on loopback that answers by a script and records the requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Answer:
 
 @dataclass
 class Seen:
-    """One request as it came."""
+    """One received request."""
 
     method: str
     path: str

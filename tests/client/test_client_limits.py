@@ -110,7 +110,7 @@ def test_waiters_of_one_client_return_spread_and_in_order():
 
 
 class WindowServer:
-    """A server with a fixed window of `limit` calls a second, which says what is left."""
+    """A server with a fixed window of `limit` calls a second that announces the remaining quota."""
 
     def __init__(self, clock, limit):
         self.clock, self.limit, self.refused = clock, limit, 0
@@ -155,7 +155,7 @@ def test_a_learned_quota_is_kept(tasks):
 @settings(max_examples=scaled(200))
 @given(st.integers(0, 8), st.integers(1, 8), st.lists(st.integers(0, S - 2), max_size=20))
 def test_never_more_than_what_remains(remaining, in_flight, moments):
-    """Until the reset exactly so many calls start as remained, less those that were in flight when the server said so."""
+    """Until the reset exactly as many calls start as remained, less those in flight when the server reported it."""
     quota = LearnedQuota("api")
     numbers = [quota.take(0) for _ in range(in_flight)]
     quota.ended(numbers[0])
@@ -188,7 +188,7 @@ def test_calls_in_flight_count():
 
 
 def test_a_wait_without_end():
-    """Whatever a server names, a refusal or an exhausted quota holds calls for an hour at most."""
+    """Whatever the server's fields say, a refusal or an exhausted quota holds calls for an hour at most."""
     for said in (Quota("a", 0, 5, 400 * 86400 * S, S), Quota("a", 0, None, 10**15, None)):
         quota = LearnedQuota("api")
         quota.learn(ServerHints(None, (said,)), 1, 0)
@@ -427,7 +427,7 @@ def test_failures_of_the_network_are_retried():
 
 
 def test_hosts_are_bounded(monkeypatch):
-    """The quotas of MAX_HOSTS hosts are kept; an idle one makes room, a blocked one stays."""
+    """The quotas of MAX_HOSTS hosts are kept; an idle host is evicted, a blocked one stays."""
     monkeypatch.setattr("limitkeeper.client.client_limits.MAX_HOSTS", 3)
     limits = ClientLimits()
     limits._host("blocked")[0].block(0, 1)
@@ -490,7 +490,7 @@ def test_throttling_lets_a_recovered_server_through():
     ],
 )
 def test_bad_settings(make, message):
-    """A setting that makes no sense is an error with the remedy."""
+    """An invalid setting is an error with the remedy."""
     with pytest.raises(ConfigurationError, match=message):
         make()
 
@@ -511,7 +511,7 @@ def test_a_late_waiter_is_refused_at_once():
 
 @pytest.mark.parametrize("total", ["600s", "60s"], ids=["cancelled", "refused"])
 def test_a_call_that_is_never_sent_costs_no_own_limit(total):
-    """Cancelled or refused while it waits for the server's quota, after its start of the own limits: it gives that back."""
+    """A call cancelled or refused while it waits for the server's quota gives back its start of the own limits."""
 
     async def main(clock, begun):
         sent = []

@@ -48,7 +48,7 @@ def http_date(seconds):
     return format_datetime(datetime.fromtimestamp(seconds, UTC), usegmt=True)
 
 
-def test_a_refused_get_returns_after_the_time_the_server_asks_for(kind, clock, limits_of):
+def test_a_refused_get_returns_after_the_retry_after_of_the_server(kind, clock, limits_of):
     """A GET that is refused with Retry-After is sent again after that time, plus a random part of the spread."""
     with ScriptedServer([Answer(429, {"Retry-After": "3"}), OK]) as server:
         assert kind.call(limits_of(), "GET", server.url) == (200, b"ok")
@@ -75,7 +75,7 @@ def test_a_refused_get_returns_after_the_time_the_server_asks_for(kind, clock, l
         ({"RateLimit": '"burst;r=0;t=6', "RateLimit-Policy": "=;,"}, 0, SPREAD),  # malformed
     ],
 )
-def test_what_the_server_asks_for(clock, limits_of, fields, least, most):
+def test_waits_for_the_fields_of_a_server(clock, limits_of, fields, least, most):
     """Every form of Retry-After and of the quota fields has a defined wait; malformed or past ones wait for the backoff alone."""
     with ScriptedServer([Answer(429, fields), OK]) as server:
         assert HttpxKind().call(limits_of(), "GET", server.url)[0] == 200
@@ -99,7 +99,7 @@ def test_a_huge_retry_after_gives_up_at_once(kind, clock, limits_of):
 
 
 def test_unsafe_requests_are_not_repeated(kind, limits_of):
-    """A POST that is refused is answered as it is; with an Idempotency-Key it is repeated, and a stream never is."""
+    """A refused POST is returned as it is; with an Idempotency-Key it is repeated, and a stream never is."""
     with ScriptedServer([Answer(503, body=b"busy")]) as server:
         assert kind.call(limits_of(), "POST", server.url, body=b"order") == (503, b"busy")
         assert len(server.seen) == 1
@@ -115,7 +115,7 @@ def test_unsafe_requests_are_not_repeated(kind, limits_of):
     ("method", "marked", "times"), [("POST", True, 2), ("GET", False, 1), ("PATCH", None, 1), ("DELETE", None, 2)]
 )
 def test_marked_requests(limits_of, method, marked, times):
-    """A request of httpx says itself whether it may be repeated; otherwise its method decides."""
+    """A request of httpx states whether it may be repeated; otherwise its method decides."""
     options = {} if marked is None else {"marked": marked}
     with ScriptedServer([Answer(503), OK]) as server:
         HttpxKind().call(limits_of(), method, server.url, **options)
@@ -123,7 +123,7 @@ def test_marked_requests(limits_of, method, marked, times):
 
 
 def test_the_last_response_is_in_the_exception(kind, clock, limits_of):
-    """After the last attempt the exception says how often, why, and has the last response with its body."""
+    """After the last attempt the exception has the number of attempts, the reason, and the last response with its body."""
     answers, message = [Answer(503, body=b"one"), Answer(429, body=b"two"), Answer(503, body=b"three")], "no attempt is left"
     with ScriptedServer(answers) as server, pytest.raises(RetriesExhausted, match=message) as caught:
         kind.call(limits_of(retry=Retry(attempts=3)), "GET", server.url)
@@ -164,7 +164,8 @@ def test_a_refusal_that_comes_slowly(kind):
 
 
 def test_reset_connections(kind, limits_of):
-    """A connection that the server resets is a failure: a GET is repeated, and the client's own exception comes in the end."""
+    """A connection that the server resets is a failure: a GET is repeated, and the client's own exception is raised in the end.
+    A connection that the server resets is a failure: a GET is repeated, and the client's own exception is raised in the end."""
     with ScriptedServer([Answer(reset=True), Answer(reset=True), OK]) as server:
         assert kind.call(limits_of(), "GET", server.url) == (200, b"ok")
     with ScriptedServer([Answer(reset=True)]) as server:
@@ -185,7 +186,7 @@ def test_dns_failures(kind, limits_of):
 
 
 def test_the_quota_is_learned(kind, clock, limits_of):
-    """When the server says that nothing is left, the next call waits for its reset."""
+    """When the server announces that nothing is left, the next call waits for its reset."""
     limits = limits_of()
     with ScriptedServer(
         [Answer(200, {"X-RateLimit-Limit": "9", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "7"}), OK]
@@ -228,7 +229,7 @@ def test_the_retry_budget(kind, limits_of):
 
 
 def test_adaptive_throttling(kind, limits_of):
-    """While a server rejects everything, most calls are not sent; some still are, to notice that it has recovered."""
+    """While a server rejects everything, most calls are not sent; some still are, to detect its recovery."""
     limits = limits_of(retry=None, throttle=2)
     with ScriptedServer([Answer(503)]) as server:
         throttled = 0
@@ -272,7 +273,7 @@ def test_one_quota_through_a_server(valkey, name):
 
 @pytest.mark.parametrize("library", ["httpx", "httpx2", "requests", "aiohttp"])
 def test_a_missing_library(monkeypatch, library):
-    """Without its library a translator says which extra to install."""
+    """Without its library a translator names the extra to install."""
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, f"limitkeeper.client.{library}")
     with pytest.raises(ConfigurationError, match=rf"pip install 'limitkeeper\[{library}\]'"):

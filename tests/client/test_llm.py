@@ -60,7 +60,7 @@ def call(request):
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("path", PATHS)
 def test_the_usage_of_a_response_is_settled(call, clock, path, stream):
-    """A call reserves its estimate, and what stays charged is what the response says that it has used."""
+    """A call reserves its estimate, and the usage that the response reports stays charged."""
     tokens = Tokens(clock)
     with LLMServer(clock, compress=True) as server:
         for number in (1, 2):
@@ -81,7 +81,7 @@ def test_a_stream_that_is_not_read_to_its_end_keeps_the_estimate(call, clock, pa
 
 
 def test_a_response_without_usage_keeps_the_estimate(call, clock):
-    """A stream of OpenAI that was not asked for its usage does not say it: the estimate stays charged."""
+    """An OpenAI stream without the usage option reports no usage: the estimate stays charged."""
     tokens = Tokens(clock)
     body = request("/v1/chat/completions", stream=True)
     del body["stream_options"]
@@ -92,7 +92,7 @@ def test_a_response_without_usage_keeps_the_estimate(call, clock):
 
 
 def test_requests_and_tokens_per_minute_together(call, clock):
-    """Forty calls keep under both quotas of a server that enforces them: none is refused, and tokens are the limit that binds."""
+    """Forty calls stay under both quotas of a server that enforces them: none is refused, and tokens are the binding limit."""
     tokens = Tokens(clock, {"requests": "20/min", "tokens": "2000/min"}, total="1h")
     with LLMServer(clock, requests=20, tokens=2000) as server:
         for _ in range(40):
@@ -124,7 +124,7 @@ def test_a_call_that_was_never_sent_costs_nothing(call, clock):
 
 
 def test_input_and_output_tokens_apart(call, clock):
-    """Providers that count input and output apart have a limit for each."""
+    """Providers with separate quotas for input and output have a limit for each."""
     tokens = Tokens(clock, {"input_tokens": SlidingWindowLog("1000/min"), "output_tokens": SlidingWindowLog("1000/min")})
     with LLMServer(clock) as server:
         call(tokens.limits, server.url + "/v1/messages", request("/v1/messages"))
@@ -200,7 +200,7 @@ USAGE = json.dumps({"usage": {"prompt_tokens": 5, "completion_tokens": 7}}).enco
 @settings(max_examples=scaled(100))
 @given(st.integers(1, 40), st.sampled_from(["", "gzip", "deflate"]))
 def test_chunks_of_any_size(size, encoding):
-    """The usage is found however the body is divided, plain or compressed."""
+    """The usage is found however the body is split, plain or compressed."""
     pack = {"": bytes, "gzip": gzip.compress, "deflate": zlib.compress}[encoding]
     stream = b"event: x\r\ndata: {}\r\n\r\ndata: " + USAGE + b"\r\n\r\ndata: [DONE]\r\n\r\n"
     assert read(pack(USAGE), encoding=encoding, size=size) == 12
@@ -222,13 +222,13 @@ def test_chunks_of_any_size(size, encoding):
         b"\xff\xfe",
     ],
 )
-def test_bodies_that_say_nothing(body):
-    """A body that is malformed, implausible or too large says nothing, and the estimate stays."""
+def test_bodies_without_a_usage(body):
+    """A body that is malformed, implausible or too large gives no usage, and the estimate stays."""
     assert read(body) is None
 
 
 def test_a_reader_keeps_a_bounded_part():
-    """Lines without end, and compressed bodies that expand without end, are not kept; the stream goes on to be read."""
+    """Lines without end, and compressed bodies that expand without end, are not kept; the stream can still be read."""
     reader = TokenMeter().reader("text/event-stream", "")
     for _ in range(100):
         reader.feed(b"x" * MAX_LINE)
@@ -244,7 +244,7 @@ def test_a_reader_keeps_a_bounded_part():
 
 
 def test_a_limit_that_the_meter_does_not_measure_is_an_error():
-    """It would count calls, and the tokens would not be limited."""
+    """Such a limit would count calls, and leave the tokens unlimited."""
     with pytest.raises(
         ConfigurationError, match="nothing called 'tpm'; name it one of input_tokens, output_tokens, requests, tokens"
     ):
@@ -259,6 +259,6 @@ def test_dependencies_with_a_meter():
 
 @pytest.mark.parametrize("prices", ["3", ("3",), {"input": "3"}, 3, "315", ("3", "15", "1")])
 def test_prices_are_two(prices):
-    """Other shapes are named, with what to write."""
+    """Other types are refused with a message that names the right form."""
     with pytest.raises(ConfigurationError, match=r"prices: expected two prices \(input, output\), got "):
         TokenMeter(prices=prices)

@@ -1,4 +1,4 @@
-"""What servers say about their quota, in every generation of fields, malformed ones included."""
+"""The quota fields of servers, in every generation, malformed ones included."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def test_what_our_own_middlewares_write(draft):
         {"Retry-After": "x" * 5000},
     ],
 )
-def test_malformed_fields_say_nothing(fields):
-    """Fields that are malformed, negative or too long ask for no wait."""
+def test_malformed_fields_have_no_wait(fields):
+    """Fields that are malformed, negative or too long give no wait."""
     assert hints(**fields).exhausted_us is None
 
 
@@ -160,7 +160,7 @@ def test_the_three_forms_of_an_http_date(text):
 
 
 def test_fields_of_a_cached_response():
-    """The quota of a response from a cache is somebody else's, and old; its Retry-After still counts."""
+    """The quota of a response from a cache belongs to another client and is old; its Retry-After still counts."""
     assert hints(RateLimit='"a";r=0;t=9', Age="30", Retry_After="2") == ServerHints(2 * S, ())
     assert hints(RateLimit='"a";r=0;t=9', Age="0").quotas != ()
 
@@ -189,7 +189,7 @@ def test_structured_fields_are_read_as_http_sf_reads_them(items):
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
 def test_any_bytes_are_survived(first, second):
-    """Whatever bytes a server sends in its fields, reading them raises nothing, and no wait is negative."""
+    """Whatever bytes a server sends in its fields, parsing them raises nothing, and no wait is negative."""
     raw = [(b"RateLimit", first), (b"ratelimit-policy", second), (b"x-ratelimit-reset", first), (b"x-ratelimit-remaining", b"0")]
     found = read_hints(relevant_fields([*raw, (b"Retry-After", second), (b"Date", first)]), NOW_US)
     assert found.exhausted_us is None or 0 <= found.exhausted_us <= MAX_DELAY_US

@@ -133,7 +133,7 @@ def test_the_budget_in_metrics(store):
 
 @given(st.lists(st.decimals("0.0001", "0.4", places=4), max_size=30))
 def test_the_sum_never_exceeds_the_budget(amounts):
-    """Whatever is asked for, the admitted estimates together are at most the budget, to the last unit."""
+    """Whatever is requested, the admitted estimates together are at most the budget, to the last unit."""
     guard, spent = SpendGuard("1", store=MemoryStore(clock=ManualClock(NOON))), Decimal(0)
     for amount in amounts:
         try:
@@ -147,7 +147,7 @@ def test_the_sum_never_exceeds_the_budget(amounts):
 
 @pytest.mark.parametrize("amount", [0.1, -1, "-0.5", "ten", True, None, "NaN", "Infinity"])
 def test_amounts_are_exact(store, amount):
-    """A float, a negative amount or no number at all is an error that says what to write."""
+    """A float, a negative amount or no number at all is an error that names the right form."""
     with pytest.raises(InvalidCost, match=r"write '0\.02'"):
         SpendGuard("1", store=store).reserve(amount)
 

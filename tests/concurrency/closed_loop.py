@@ -76,7 +76,7 @@ class ClosedLoop:
         call.__exit__(TimeoutError)
 
     def goodput(self, seconds: float, within_us: float = float("inf")) -> float:
-        """Calls a second in the last so many seconds that were answered in time."""
+        """Calls a second answered in time during the last so many seconds."""
         since = self.clock.now_us() - seconds * 1e6
         return sum(end > since and took <= within_us for end, took in self.done) / seconds
 

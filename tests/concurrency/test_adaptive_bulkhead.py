@@ -112,7 +112,7 @@ def loop(algorithm, **options):
     return ClosedLoop(adaptive, clock, **options)
 
 
-#: What a caller bears: twice the service time. A limit of more than twice the workers makes every call slower than that.
+# : The longest accepted response time: twice the service time. A limit of more than twice the workers makes every call slower.
 IN_TIME_US = 100_000
 
 
@@ -219,7 +219,7 @@ def test_aimd_holds_its_timeout():
 
 
 def test_outcomes():
-    """A call that raises says nothing; a timeout, a cancellation and `drop()` lower the limit; `ignore()` says nothing."""
+    """A call that raises changes nothing; a timeout, a cancellation and `drop()` lower the limit; `ignore()` changes nothing."""
     adaptive = AdaptiveBulkhead(AIMD(initial=50))
 
     def run(error=None, action=None):

@@ -1,4 +1,4 @@
-"""Bulkhead: how many run, who waits, and what every way of leaving does."""
+"""Bulkhead: the number of running calls, the queue, and every way of leaving."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from virtual_time import VirtualClock
 
 
 def until(true: Callable[[], object]) -> None:
-    """Waits for another thread to get somewhere."""
+    """Waits until another thread fulfils a condition."""
     end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end, "never happened"
@@ -243,7 +243,7 @@ def test_interrupted_thread(held):
 
 @pytest.mark.parametrize("method", ["_grant", "wake"])
 def test_an_interrupted_release_wakes_the_waiter(method, monkeypatch):
-    """A signal handler raises while a place is handed over: the waiter has it all the same."""
+    """A signal handler raises while a place is handed over: the waiter still gets it."""
     bulkhead = Bulkhead(1)
     bulkhead.acquire()
     waiting = threading.Thread(target=bulkhead.acquire, daemon=True)
@@ -264,7 +264,7 @@ def test_an_interrupted_release_wakes_the_waiter(method, monkeypatch):
 
 @pytest.mark.parametrize("method", ["_join", "_begin"])
 def test_an_interrupted_acquire_leaves_the_queue(method, monkeypatch):
-    """A signal handler raises after a caller has joined the queue, or was given its place: it waits no more, and holds none."""
+    """A signal handler raises after a caller has joined the queue, or was given its place: it no longer waits, and holds none."""
     bulkhead = Bulkhead(1, timeout=60)
     bulkhead.acquire()
     if method == "_begin":
@@ -470,7 +470,7 @@ def test_fork_with_held_places():
 
 
 def test_events_and_counters():
-    """Listeners hear what happens to calls, and the counters agree."""
+    """Listeners are called for every event of a call, and the counters agree."""
     bulkhead, heard = Bulkhead(1, max_waiting=0, name="db"), []
     bulkhead.events.on("*", lambda event: heard.append((event.kind, event.limiter)))
     with bulkhead:

@@ -1,4 +1,4 @@
-"""Bulkhead against a model, step by step: who runs and who waits is always exactly known, and no place is ever lost."""
+"""Bulkhead against a model, step by step: running and waiting calls are always exactly known, and no place is ever lost."""
 
 from __future__ import annotations
 

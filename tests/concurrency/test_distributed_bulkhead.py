@@ -50,7 +50,7 @@ def bulkhead(size: int, store: object, name: str = "db", **options: object) -> D
 
 
 def test_two_processes_share_the_places(shared_store):
-    """What one process holds, another does not get; a release frees it for both."""
+    """Places that one process holds are not given to another; a release frees them for both."""
     one, other = bulkhead(2, shared_store), bulkhead(2, shared_store)
     assert one.try_acquire()
     assert other.try_acquire()
@@ -161,7 +161,7 @@ def test_resizing_counts_what_is_held(shared_store):
 
 
 def test_a_smaller_size_renews_what_is_held(clock, shared_store):
-    """A process that knows a smaller size than others renews all its places: they stay taken for the others."""
+    """A process with a smaller size than others renews all its places: they stay taken for the others."""
     one, other = bulkhead(100, shared_store, ttl="30s"), bulkhead(100, shared_store, ttl="30s")
     for _ in range(50):
         one.acquire()
@@ -244,8 +244,8 @@ def test_threads_wait_for_another_process():
     assert (one.in_use, other.in_use) == (0, 1)
 
 
-def test_a_closed_loop_with_the_waiter_that_asks():
-    """A waiter of a loop that never runs again does not keep the others from asking, though this process releases no place."""
+def test_a_closed_loop_with_the_polling_waiter():
+    """A waiter of a loop that never runs again does not stop the polling of the others, though this process releases no place."""
     store = MemoryStore()
     one, other = bulkhead(1, store), bulkhead(1, store, poll="1ms")
     one.acquire()
@@ -280,7 +280,7 @@ def test_the_queue_is_bounded():
 
 
 def test_the_decorator_and_counters(shared_store):
-    """Decorated calls hold a place; an exception gives it back; the counters and events tell."""
+    """Decorated calls hold a place; an exception gives it back; counters and events record it."""
     places, heard = bulkhead(1, shared_store), []
     places.events.on("*", lambda event: heard.append(event.kind))
 
@@ -296,7 +296,7 @@ def test_the_decorator_and_counters(shared_store):
 
 
 def test_release_without_acquire(shared_store):
-    """A release too many is an error, and frees nobody's place."""
+    """A release too many is an error, and frees no place of another caller."""
     one, other = bulkhead(1, shared_store), bulkhead(1, shared_store)
     one.acquire()
     with pytest.raises(RuntimeError, match="this process holds no place"):

@@ -88,7 +88,7 @@ def test_hysteresis(clock):
 
 
 def test_idle_time_counts(clock):
-    """A service without traffic recovers too: the first call after a long pause finds the level lowered."""
+    """A service without traffic recovers too: the first call after a long pause already has the lower level."""
     shedder = overloaded(clock)
     clock.advance(1)
     end(admitted(shedder, "critical"))
@@ -102,7 +102,7 @@ def test_idle_time_after_an_overload_counts(clock):
     shedder = LoadShedder(Bulkhead(10, max_waiting=0), clock=clock, patience=3)
     running = admitted(shedder, "normal", 100)
     clock.advance(60)
-    assert not admitted(shedder, "background")  # long calls still run: nothing is calm
+    assert not admitted(shedder, "background")  # long calls still run: no interval is calm
     assert shedder.level == 1
     end(running)
     clock.advance(60)

@@ -28,7 +28,7 @@ def begun() -> list[object]:
 
 
 def starts_of(shaper: Shaper) -> list[int]:
-    """The decided starts in milliseconds since noon, as they are published."""
+    """The published starts, in milliseconds since noon."""
     starts: list[int] = []
     shaper.events.on("allowed", lambda event: starts.append((event.decision.start_us - NOON_US) // 1000))
     return starts
@@ -182,7 +182,7 @@ def test_closing_without_draining_is_prompt(held, eventually, begun):
 
 
 def test_an_exception_belongs_to_its_call(begun):
-    """A call that raises has the exception as its result; the ones behind it start as if it had not."""
+    """A call that raises has the exception as its result; those behind it start at their usual time."""
     with Shaper("100/s", store=MemoryStore(clock=ManualClock(NOON))) as shaper:
         failing = shaper.submit(lambda: 1 / 0)
         shaper.submit(begun.append, 1)
@@ -315,7 +315,7 @@ def test_a_forked_child_starts_with_an_empty_queue(python):
     ],
 )
 def test_bad_sizes_are_refused(arguments, options, message):
-    """Zero, negative and other sizes that make no sense raise InvalidLimit."""
+    """Zero, negative and other invalid sizes raise InvalidLimit."""
     with pytest.raises(InvalidLimit, match=message):
         Shaper(*arguments, **options)
 

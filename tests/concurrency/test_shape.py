@@ -181,7 +181,7 @@ def test_the_decided_starts_are_published(clock, store):
 
 
 class Counted:
-    """A source that counts what it was asked for; `limit` None is endless."""
+    """A source that counts its reads; `limit` None is endless."""
 
     def __init__(self) -> None:
         self.read = 0
@@ -204,7 +204,7 @@ class Counted:
             self.closed.set()
 
 
-def test_a_source_is_not_asked_for_more_than_the_capacity(clock, store, eventually):
+def test_a_source_is_read_ahead_by_at_most_the_capacity(clock, store, eventually):
     """A thread reads 50 messages ahead and no more; one is read for each that is handed over."""
     source = Counted()
     with shape(source.messages(), "100/s", 50, store=store) as shaped:
@@ -214,7 +214,7 @@ def test_a_source_is_not_asked_for_more_than_the_capacity(clock, store, eventual
             assert source.read == taken + 50
 
 
-def test_an_async_source_is_not_asked_for_more_than_the_capacity(clock, store):
+def test_an_async_source_is_read_ahead_by_at_most_the_capacity(clock, store):
     """A task reads 50 messages ahead and no more; one is read for each that is handed over."""
 
     async def main() -> None:
@@ -465,7 +465,7 @@ def test_an_event_loop_that_is_closed_while_a_task_waits_for_a_message(store):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 def test_a_forked_child_does_not_read_what_its_parent_reads(python):
-    """An iterator that reads ahead belongs to the process that began it: in a child it raises, and says what to do."""
+    """An iterator that reads ahead belongs to the process that began it: in a child it raises an error with the remedy."""
     done = python("""
         import os, warnings
         warnings.simplefilter("ignore")
@@ -510,13 +510,13 @@ def test_a_message_that_can_never_fit_is_an_error_at_its_place(clock, store):
     ],
 )
 def test_bad_input_is_refused_with_the_remedy(arguments, options, error, message):
-    """Wrong arguments raise an error that says what was expected and what was found."""
+    """Wrong arguments raise an error with the expected and the actual value."""
     with pytest.raises(error, match=message):
         shape(*arguments, **options)
 
 
 def test_an_async_source_needs_async_for(store):
-    """`for` over an async source raises a TypeError that says so."""
+    """`for` over an async source raises a TypeError with the reason."""
     with pytest.raises(TypeError, match="can only be iterated with `async for`"):
         next(shape(numbers(3), "100/s", store=store))
 

@@ -1,4 +1,4 @@
-"""One source, compiled or not: what must agree for that."""
+"""One source, compiled or not: the files that must agree."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def carries_the_header(path: Path) -> bool:
 
 
 def test_the_build_is_the_one_that_was_expected():
-    """Where the run says which build it expects, this is it: a missing compiled core is not passed over in silence."""
+    """A run that names its build fails on the other one: a missing compiled core is not passed over in silence."""
     expected = os.environ.get("LIMITKEEPER_EXPECT", "any")
     assert expected in ("any", "compiled", "plain")
     if expected != "any":
         assert limitkeeper.compiled == (expected == "compiled"), f"expected {expected}, found {limitkeeper.__path__[0]}"
 
 
-def test_compiled_says_which_build_runs():
+def test_compiled_is_the_running_build():
     """`limitkeeper.compiled` is true exactly when the rules come from an extension module."""
     files = [importlib.import_module(f"limitkeeper.{module.replace('/', '.')}").__file__ or "" for module in compiled_list()]
     assert {not file.endswith(".py") for file in files} == {limitkeeper.compiled}
@@ -67,7 +67,7 @@ def test_a_pyx_has_a_plain_twin():
 
 
 def only_foreign(path: Path) -> bool:
-    """Whether a .pxd only tells of C functions that are not ours to write in Python."""
+    """Whether a .pxd only declares foreign C functions."""
     code = re.sub(r'""".*?"""', "", path.read_text(), flags=re.S)
     lines = [line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return [line for line in lines if not line.startswith((" ", "\t"))] == ["cdef extern from *:"]
@@ -75,7 +75,7 @@ def only_foreign(path: Path) -> bool:
 
 @pytest.mark.parametrize("path", sorted(SRC.rglob("*.pxd")), ids=lambda path: str(path.relative_to(SRC)))
 def test_every_pxd_has_its_source(path):
-    """A .pxd is the C face of the .py or .pyx beside it, or tells only of foreign C functions."""
+    """A .pxd is the C interface of the .py or .pyx beside it, or declares only foreign C functions."""
     assert path.with_suffix(".py").exists() or path.with_suffix(".pyx").exists() or only_foreign(path)
 
 
@@ -104,8 +104,8 @@ def test_plain_offers_everything_that_the_sources_use_of_cython():
     assert sorted(name for name in used if not hasattr(_cython_shim, name)) == []
 
 
-def test_plain_offers_nothing_that_nobody_uses():
-    """What `_cython_shim` offers is used somewhere, so that it does not grow by habit."""
+def test_every_name_of_the_plain_shim_is_used():
+    """Every name that `_cython_shim` offers is used somewhere."""
     used = {name for path in SRC.rglob("*.py") if carries_the_header(path) for name in used_of_cython(path)}
     borrowed = {"annotations", "Any", "Callable", "T", "TypeAlias", "TypeVar"}
     offered = {
@@ -151,7 +151,7 @@ def test_both_switches_at_once_are_refused():
     assert "LIMITKEEPER_REQUIRE_COMPILED and LIMITKEEPER_DISABLE_COMPILED" in done.stderr
 
 
-def test_a_subinterpreter_says_what_to_do_instead(python):
+def test_a_subinterpreter_names_the_remedies(python):
     """Compiled modules belong to one interpreter of a process: importing them in another is an error that names the remedies."""
     code = "; ".join(
         ("import sys", "sys.path = {sys.path!r}", "import limitkeeper", "print(limitkeeper.Limiter('5/s').hit('k').remaining)")

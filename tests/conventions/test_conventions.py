@@ -75,7 +75,7 @@ def packages() -> list[types.ModuleType]:
 
 @pytest.mark.parametrize("package", packages(), ids=lambda package: package.__name__)
 def test_every_package_has_a_sorted_all_that_is_true(package):
-    """Each package says in `__all__` what it offers: sorted, once each, and there."""
+    """Each package lists in `__all__` what it offers: sorted, once each, and existing."""
     names = list(package.__all__)
     assert names == sorted(set(names), key=isort_style)
     assert [name for name in names if not hasattr(package, name)] == []
@@ -89,7 +89,7 @@ def test_star_import_gives_the_public_names():
 
 
 def test_every_public_thing_has_a_docstring():
-    """Whatever a user can type says what it is: classes, functions, and the verbs of limiters and reservations."""
+    """Every public name has a docstring: classes, functions, and the verbs of limiters and reservations."""
     things = {name: getattr(limitkeeper, name) for name in limitkeeper.__all__}
     shown = {name: thing for name, thing in things.items() if isinstance(thing, (type, types.FunctionType))}
     verbs = ["hit", "peek", "acquire", "reserve", "refund", "reset", "hit_many", "limit", "stats", "waiting", "events"]
@@ -126,7 +126,7 @@ print(*sorted(new - set(sys.stdlib_module_names) - {"limitkeeper"}))
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     foreign = [name for name in done.stdout.split() if not name.startswith(("cython", "Cython", "_cython", "_distutils_hack"))]
-    assert foreign == []  # Cython itself is looked for, and done without (see test_compiled.py)
+    assert foreign == []  # Cython itself is looked for, and may be missing (see test_compiled.py)
 
 
 def test_the_package_is_typed():
@@ -189,7 +189,7 @@ def test_names_are_nouns_of_the_domain():
 
 
 def test_no_machine_path_is_written_down():
-    """No file names a place of the machine it was written on."""
+    """No file contains a path of the machine it was written on."""
     places = [str(ROOT), str(Path.home()), "/ro" + "ot/", "/User" + "s/", "/ho" + "me/"]
     guilty = [
         f"{path.relative_to(ROOT)}: {place}"
@@ -201,7 +201,7 @@ def test_no_machine_path_is_written_down():
 
 
 def test_nothing_is_left_to_be_done():
-    """No file holds a note that something is still missing."""
+    """No file contains a note about missing work."""
     notes = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
     guilty = []
     for path in tree():
@@ -212,7 +212,7 @@ def test_nothing_is_left_to_be_done():
 
 
 def test_tests_state_a_truth_each():
-    """Every test has a docstring: the truth that it holds, in a sentence."""
+    """Every test has a docstring: one fact, in a sentence."""
     silent = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

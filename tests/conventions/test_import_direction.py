@@ -106,7 +106,7 @@ def test_imports_go_down():
 
 
 def test_there_is_no_round_trip():
-    """No module imports itself through others: what runs first is always clear."""
+    """No module imports itself through others, so the order of execution is always clear."""
     graph: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for path in files():
         graph.setdefault(module(path), set()).update(
@@ -115,7 +115,7 @@ def test_there_is_no_round_trip():
     done: set[tuple[str, ...]] = set()
 
     def walk(here: tuple[str, ...], way: tuple[tuple[str, ...], ...]) -> None:
-        assert here not in way, "a circle: " + " → ".join(".".join(step) for step in (*way[way.index(here) :], here))
+        assert here not in way, "an import cycle: " + " → ".join(".".join(step) for step in (*way[way.index(here) :], here))
         if here in done:
             return
         for other in sorted(graph.get(here, ())):
@@ -148,8 +148,8 @@ def test_only_the_clock_reads_time():
     assert guilty == ["clock.py"]
 
 
-def test_rules_know_no_clock_lock_log_or_chance():
-    """An algorithm imports nothing that reads time, locks, logs, draws lots or talks to the world."""
+def test_rules_import_no_clock_lock_log_or_random():
+    """An algorithm imports nothing for time, locks, logs, randomness or I/O."""
     forbidden = {"asyncio", "datetime", "logging", "os", "random", "secrets", "socket", "threading", "time"}
     for path in (SRC / "algorithms").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -23,7 +23,7 @@ print(limitkeeper.compiled, [bool(limiter.hit("a")) for _ in range(3)], limitkee
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A copy of what an installation reads, without anything built before."""
+    """A copy of the files that an installation reads, without anything built before."""
     built = shutil.ignore_patterns("*.so", "*.pyd", "*.c", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT / "src", tmp_path / "checkout" / "src", ignore=built)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
@@ -32,7 +32,7 @@ def checkout(tmp_path):
 
 
 def install(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`pip install` into a directory beside the checkout, with the tools that are here: nothing is downloaded."""
+    """`pip install` into a directory beside the checkout, with the installed tools: nothing is downloaded."""
     command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-build-isolation"]
     command += ["--no-deps", "--target", str(checkout.parent / "installed"), str(checkout)]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LIMITKEEPER_", "PYTHON"))}

@@ -1,4 +1,4 @@
-"""What users type is typed as they expect: mypy reads a file that uses the whole public API."""
+"""The types of the public API: mypy reads a file that uses all of it."""
 
 from __future__ import annotations
 

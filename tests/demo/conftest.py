@@ -1,4 +1,4 @@
-"""The demo and the pictures are scripts outside the package; their folders are put on the path, as running them does."""
+"""The demo and the pictures are scripts outside the package: puts their folders on the path, as running them does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's figures are the figures of the texts that limitkeeper set out from."""
+"""The demo's figures are the figures of the texts that limitkeeper started from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_rule_is_there(pattern: Pattern) -> None:
 
 
 def test_normal_traffic_passes() -> None:
-    """At 3 per second every rule admits everybody at once."""
+    """At 3 per second every rule admits all at once."""
     assert {counts(found) for found in runs(THREE_PER_SECOND)} == {(12, 0, 0)}
 
 
@@ -62,7 +62,7 @@ def test_the_queue_without_end_takes_all() -> None:
 
 
 def test_now_or_never_at_twenty() -> None:
-    """Of 20 at once every rule that is asked now or never admits 10 and refuses 10."""
+    """Of 20 at once every rule that does not wait admits 10 and refuses 10."""
     assert {counts(found) for found in runs(TWENTY) if not found.lane.waits} == {(10, 0, 10)}
 
 
@@ -90,7 +90,7 @@ def test_over_the_round_minute() -> None:
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.name)
 def test_the_log_keeps_its_promise(pattern: Pattern) -> None:
-    """The log never starts more than its limit in any window, waited for or not."""
+    """The log never starts more than its limit in any window, with waiting or without."""
     for found in runs(pattern):
         if isinstance(found.lane.limit, SlidingWindowLog):
             assert found.figures.most_in_window <= found.lane.limit.count

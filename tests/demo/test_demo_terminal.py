@@ -1,4 +1,4 @@
-"""What the demo prints: within 100 columns, coloured only where that is wanted, readable where the encoding is poor."""
+"""What the demo prints: at most 100 columns wide, coloured only on request, and readable in a poor encoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOKS = {"marks": terminal.Look(), "letters": terminal.PLAIN}
 
 
 class Screen(io.StringIO):
-    """A stream that says that it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     encoding = "utf-8"
 
@@ -86,7 +86,7 @@ def test_the_edge_stands_between_the_bursts() -> None:
     assert any("●10┊●10" in line for line in terminal.picture(PATTERNS[0], [found], terminal.Look()))
 
 
-def test_the_table_says_the_figures() -> None:
+def test_the_table_shows_the_figures() -> None:
     """The row of the bounded queue under 20 at once: 20 arrived, 1 at once, 9 delayed, 10 refused, 1.8 s, 5."""
     rows = terminal.table(PATTERNS[3], runs(PATTERNS[3]), terminal.Look())
     row = next(row for row in rows if row.startswith("leaky bucket queue 5/s capacity 10"))
@@ -101,7 +101,7 @@ def test_without_pictures() -> None:
 
 
 def test_it_runs(tmp_path: Path) -> None:
-    """The demo runs as a script, says where its page is, and that page is there."""
+    """The demo runs as a script and prints where its page is, and that page exists."""
     page = tmp_path / "deep" / "page.html"
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--no-live", "--html", str(page)],
@@ -116,7 +116,7 @@ def test_it_runs(tmp_path: Path) -> None:
 
 
 def test_a_reader_may_leave_early(tmp_path: Path) -> None:
-    """Whoever reads only the first line, as `head` does, gets no complaint."""
+    """A reader that closes the pipe after the first line, as `head` does, causes no error message."""
     command = [sys.executable, str(SCRIPT), "--html", str(tmp_path / "page.html")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdout is not None

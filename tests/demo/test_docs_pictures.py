@@ -1,4 +1,4 @@
-"""The pictures of the docs are what the library draws today, and each stands on its own."""
+"""The pictures of the docs are what the library draws today, and each is complete without its page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_picture_stands_on_its_own(name: str) -> None:
 
 
 @NAMES
-def test_words_stay_on_the_card(name: str) -> None:
+def test_text_stays_on_the_card(name: str) -> None:
     """No text runs over the edge of its card, in a font as wide as half its size."""
     root = ElementTree.fromstring(scenes.PICTURES[name]().markup())
     width, height = (float(part) for part in root.attrib["viewBox"].split()[2:])

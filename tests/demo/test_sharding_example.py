@@ -8,7 +8,7 @@ import sharding
 
 
 def test_a_fifth_moves_and_every_counter_is_kept():
-    """A fifth shard takes about a fifth of the users, a shard that goes leaves its own, and nobody starts anew."""
+    """A fifth shard takes about a fifth of the users, a removed shard moves only its own, and no counter starts anew."""
     lines = list(sharding.moving())
     moved = [re.search(r"moved +(\d+\.\d)%, all of them (to centre|from north)", line) for line in lines]
     found = [(float(match[1]), match[2]) for match in moved if match]

@@ -1,7 +1,7 @@
-"""The documentation is true: its Python runs, and what it points at is there.
+"""Checks the documentation: its Python runs, and its links have targets.
 
 Every ```python block of README.md and docs/**/*.md is executed, page by page, from top to bottom in one namespace per page. A
-block with `<!-- not run -->` on the line before it is only compiled: it needs something that is not there, such as a server. A
+block with `<!-- not run -->` on the line before it is only compiled: it needs something that tests lack, such as a server. A
 block of any language with `<!-- file: shop/settings.py -->` before it is written to that file, for the blocks below it to use.
 """
 

@@ -1,4 +1,4 @@
-"""The tutorials' own files behind the servers that the pages name: what a reader types, typed."""
+"""Runs the tutorials' files behind the servers that the pages name, with the commands of the pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def answer(url: str) -> tuple[int, str | None, str]:
 
 @pytest.mark.parametrize("page", SERVERS)
 def test_what_a_tutorial_serves(page, tmp_path):
-    """The page's file, behind the command that it names: orders are placed, then refused in the words that it shows."""
+    """The page's file, behind the command that it names: orders are placed, then refused with the text that the page shows."""
     text = (PAGES / page).read_text()
     said, command = SERVERS[page]
     assert f"$ {said}\n" in text

@@ -1,1 +1,1 @@
-"""The fault lab: what is broken, the traffic meanwhile, and what every mode promises."""
+"""The fault lab: faults, the traffic meanwhile, and the bounds of every mode."""

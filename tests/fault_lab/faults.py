@@ -1,7 +1,7 @@
-"""A server with a steppable clock behind a network that misbehaves, and the faults that are done to them.
+"""A server with a steppable clock behind a network that misbehaves, and the faults that are applied to them.
 
-A fault strikes, lasts, and heals. It says how often it makes the server forget (`forgets`: each time is worth one more full limit
-to every key) and how often the clock jumps ahead (`jumps`: each is worth one full limit at most). `cuts` says that nobody can be
+A fault strikes, lasts, and heals. It declares how often it makes the server forget (`forgets`: each time is worth one more full
+limit to every key) and how often the clock jumps ahead (`jumps`: each is worth one full limit at most). `cuts`: no call can be
 answered while it lasts.
 """
 
@@ -66,7 +66,7 @@ class Laboratory:
             return client.execute_command(*command)
 
     def begin_busy(self) -> None:
-        """A script that does not end: the server answers everybody with BUSY."""
+        """A script that does not end: the server answers every client with BUSY."""
         self._busy = self.server.client(socket_timeout=None, retry=None).connection_pool.get_connection()
         self._busy.send_command("EVAL", "while true do end", 0)
         time.sleep(0.05)
@@ -100,7 +100,7 @@ class Laboratory:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong with a server or its network."""
+    """A fault of a server or its network."""
 
     name: str
     strike: Callable[[Laboratory], Any]

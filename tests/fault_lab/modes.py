@@ -1,7 +1,7 @@
 """Every way of keeping limits that the soak runs, each with its stated bound, in hits of one key.
 
 `extra(limit, seconds, nodes)` is what the store may admit on top of what one central store admits; `alone` is what guards may let
-through by themselves while the store is away. `place` says whose faults it feels.
+through by themselves while the store is away. `place` is the server whose faults affect it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def shares(limit: Limit, seconds: float, nodes: int) -> float:
 
 @dataclass(frozen=True)
 class Mode:
-    """A store, or a tower of them, and what it promises."""
+    """A store, or a stack of them, and its bound."""
 
     name: str
     make: Callable[[dict[str, Any]], Any]
@@ -48,7 +48,7 @@ class Mode:
     #: Seconds after a fault within which everything is as before.
     recovery: float = 0.5
     budget: float = BUDGET
-    #: How long it waits for one answer of the server before it takes it for lost.
+    # : How long it waits for one reply of the server before it gives up.
     patience: float = BUDGET
 
 
@@ -57,7 +57,7 @@ def redis_store(url: str, timeout: float = BUDGET) -> RedisStore:
 
 
 def guarded(store: Any, on_failure: str) -> GuardedStore:
-    """Quick to look again, so that a round of a few seconds sees it recover."""
+    """With short probe intervals, so that a round of a few seconds sees it recover."""
     share = NODES if on_failure == "local" else None
     return GuardedStore(store, BUDGET, on_failure, share, max_backoff="400ms", ramp="200ms")
 

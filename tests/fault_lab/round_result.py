@@ -17,7 +17,7 @@ LIMIT_KEYS = [f"{limit} {key}" for limit in LIMITS for key in KEYS]
 
 @dataclass
 class Record:
-    """What is known of one fault or one mode, over all its rounds."""
+    """The results of one fault or one mode, over all its rounds."""
 
     rounds: int = 0
     calls: int = 0
@@ -28,7 +28,7 @@ class Record:
     #: The most that was admitted over what the limit says by itself, in hits of one key, and what the bound allows of that.
     beyond: float = 0.0
     broken: list[str] = field(default_factory=list)
-    #: Rounds in which the machine itself was too late to say who had recovered.
+    # : Rounds in which the machine itself was too late to judge recoveries.
     restless: int = 0
 
     def add(self, other: Record) -> None:

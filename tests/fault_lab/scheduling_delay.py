@@ -1,7 +1,7 @@
-"""Witnesses of how late a machine is, so that a busy machine is not taken for a slow store.
+"""Measures how late a machine schedules, so that a busy machine is not taken for a slow store.
 
-A witness sleeps for a moment again and again, and may ask somebody who answers at once: what that takes on top of the nap is time
-that the machine took, not the store. One that only sleeps tells of this process, one that asks a server tells of that server.
+A witness sleeps for a moment again and again, and may call a server that answers at once: the time beyond the sleep is the
+machine's delay, not the store's. One that only sleeps measures this process, one that calls a server measures that server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WAKES = 3
 
 
 class Witness(threading.Thread):
-    """Sleeps for a moment and asks, again and again, and remembers how late that was at the latest."""
+    """Sleeps for a moment and calls, again and again, and keeps the longest delay."""
 
     def __init__(self, ask: Callable[[], Any] = lambda: None) -> None:
         super().__init__(name="witness", daemon=True)
@@ -73,7 +73,7 @@ class Watch:
 
 
 def pinged(client: redis.Redis) -> None:
-    """An error is an answer, too."""
+    """An error is a reply, too."""
     try:
         client.ping()
     except redis.RedisError:

@@ -30,7 +30,7 @@ class WatchedHouse(Watched):
         no_delay(self.servers)
 
     def promote(self) -> None:
-        """A failover that was asked for: both servers live."""
+        """A requested failover: both servers stay alive."""
         before = self.primary().port
         self.failover()
         self._changed(before)
@@ -127,14 +127,14 @@ class ReplicatedCluster(Cluster):
         return [server for server in (*self.nodes, self.spare) if server.process is not None]
 
     def fail_over(self) -> None:
-        """The first node dies; its replica is told to take its slots at once."""
+        """The first node dies; its replica is ordered to take its slots at once."""
         self.nodes[0].kill()
         with self.spare.client() as client:
             client.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
         self.nodes[0], self.spare = self.spare, self.nodes[0]
 
     def promote(self) -> None:
-        """A failover that was asked for: the replica catches up first, and nothing is lost."""
+        """A requested failover: the replica catches up first, and nothing is lost."""
         with self.spare.client() as client:
             asked, end = 0.0, time.monotonic() + PATIENCE
             while client.info("replication")["role"] != "master":
@@ -147,7 +147,7 @@ class ReplicatedCluster(Cluster):
         self.nodes[0], self.spare = self.spare, self.nodes[0]
 
     def mend(self) -> None:
-        """Brings the dead one back; it finds in its own notes that it has a successor, and follows it."""
+        """Restarts the dead one; it finds its successor in its own configuration file, and follows it."""
         if self.spare.process is None:
             self.spare.start()
             no_delay([self.spare])

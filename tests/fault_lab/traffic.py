@@ -3,10 +3,9 @@
     traffic = Traffic(store, LIMITS, "round-1")
     traffic.start(); assert traffic.go_on(0.3, until=lambda seen: seen.errors.total() > 0); tally = traffic.stop()
 
-A tally counts what was admitted by limit and key, errors by class, and the longest call. An error that is not limitkeeper's
-own is
-`strange`. A call that does not come back is `hung`. What is to be seen is awaited, not hoped for: a slow machine takes
-longer. A witness says how late this machine wakes a thread at the moment.
+A tally counts what was admitted by limit and key, errors by class, and the longest call. An error that is not limitkeeper's own
+is `strange`. A call that does not come back is `hung`. Expected events are awaited without a fixed time: a slow machine takes
+longer. A watch measures how late this machine wakes a thread at the moment.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from .scheduling_delay import WAKES, Witness
 LIMITS: dict[str, Limit] = {"bucket": TokenBucket("20/s burst 40"), "window": FixedWindow("60/400d")}
 COUNTED = ("admitted", "alone", "errors", "answers_at", "errors_at", "bucket_at", "alone_at")
 KEYS = ("ann", "bob", "zoë")
-#: Seconds until what is awaited counts as not happening, and of good answers that make a recovery.
+# : Seconds until an awaited event counts as not happening, and of good answers that make a recovery.
 PATIENCE = 15.0
 STRETCH = 0.3
-#: Seconds after which it is known how a call ended.
+# : Seconds after which the end of a call is known.
 SETTLED = 0.2
 
 
 @dataclass
 class Tally:
-    """What callers saw."""
+    """The answers of the callers."""
 
     calls: int = 0
     #: By limit and key: admitted by the store; and admitted by a guard alone, while the store was away.
@@ -142,14 +141,14 @@ class Traffic:
         return self
 
     def seen(self) -> Tally:
-        """What callers saw so far."""
+        """The answers of the callers so far."""
         total = Tally()
         for tally in self.tallies:
             total.add(tally)
         return total
 
     def go_on(self, seconds: float = 0.0, until: Callable[[Tally], Any] = lambda seen: True, patience: float = PATIENCE) -> bool:
-        """Lets callers go on for so many seconds, and then until what they saw is so; False when it did not come to that."""
+        """Lets callers continue for so many seconds, and then until the condition holds; False when it never did."""
         time.sleep(seconds)
         end = time.monotonic() + patience
         while not until(self.seen()):
@@ -161,7 +160,7 @@ class Traffic:
     def recovery(
         self, healed: float, unwell: Callable[[Tally, float, float], Any] = Tally.unwell, patience: float = PATIENCE
     ) -> float:
-        """Lets callers go on until all was well for a stretch of time, and says how many seconds after `healed` that began."""
+        """Lets callers continue until all was well for a stretch of time; returns how many seconds after `healed` that began."""
         found: list[float] = []
 
         def well(seen: Tally) -> bool:

@@ -1,4 +1,4 @@
-"""One process of a soak: makes traffic on one store, round after round, and says what it saw.
+"""One process of a soak: makes traffic on one store, round after round, and reports its answers.
 
 It reads lines: `round NAME` begins a round with limiters of that name, `stop` ends it, and the end of input ends the process. It
 writes lines of JSON: a progress every fifth of a second, so that what a killed worker had been admitted is known, and a total.

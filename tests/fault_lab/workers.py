@@ -1,4 +1,4 @@
-"""The worker processes of a soak, and what they say: started, begun, stopped, killed, and started again."""
+"""The worker processes of a soak and their reports: started, begun, stopped, killed, and started again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 class Worker:
-    """A process that makes traffic in one mode. `skew` is the clock that it lives by, `log` where it complains."""
+    """A process that makes traffic in one mode. `skew` is its clock's offset, `log` its log file."""
 
     def __init__(self, mode: Mode, places: dict[str, Any], skew: Skew | None, log: Any = None, pause: float = 0.06) -> None:
         self.mode, self.places, self.skew, self.log, self.pause = mode, places, skew, log, pause
@@ -52,15 +52,15 @@ class Worker:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
         except (BrokenPipeError, ValueError):
-            pass  # it was killed, and its pipe is closed; what it said last is known
+            pass  # it was killed, and its pipe is closed; its last report is known
 
     def wait_for(self, kind: str, name: str, seconds: float) -> bool:
-        """Whether it said this within so many seconds; a dead one says nothing more."""
+        """Whether it reported this within so many seconds; a dead one reports nothing more."""
         with self.heard:
             return self.heard.wait_for(lambda: (self.said.get("kind"), self.said.get("round")) == (kind, name), seconds)
 
     def tally(self, name: str) -> Tally:
-        """What it last said of a round; nothing when it said nothing."""
+        """Its last report of a round; empty when there was none."""
         with self.heard:
             said = dict(self.said)
         if said.pop("round", None) != name:

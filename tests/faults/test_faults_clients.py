@@ -1,4 +1,4 @@
-"""What goes wrong with clients: their clock is off, or they are killed in the middle of a call. Each is a process of its own."""
+"""Faults of clients: their clock is off, or they are killed in the middle of a call. Each is a process of its own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fault_lab.traffic import KEYS, LIMITS, PATIENCE, Tally, between, over
 from fault_lab.workers import Worker
 from servers.faketime import Skew
 
-#: Not to be used up by a busy machine: budgets are the point of other tests.
+# : A busy machine must not exhaust it: budgets are the point of other tests.
 AMPLE = 30.0
 
 
 @pytest.fixture
 def start_workers(valkey):
-    """Makes workers of a store with an ample budget; a skew is the clock that one lives by."""
+    """Makes workers of a store with an ample budget; a skew is the offset of a worker's clock."""
     with ExitStack() as stack:
 
         def gather(skews: list[Skew | None]) -> list[Worker]:
@@ -39,7 +39,7 @@ def seen_by(workers: list[Worker], name: str) -> list[Tally]:
 
 
 def wait_until(workers: list[Worker], name: str, so: Callable[[list[Tally]], bool]) -> bool:
-    """Waits until what the workers said of this round is so; False when it did not come to that."""
+    """Waits until the reports of this round fulfil the condition; False when they never did."""
     end = time.monotonic() + PATIENCE
     while not so(seen_by(workers, name)):
         if time.monotonic() > end:
@@ -49,7 +49,7 @@ def wait_until(workers: list[Worker], name: str, so: Callable[[list[Tally]], boo
 
 
 def stopped(workers: list[Worker], name: str, begun: float) -> tuple[Tally, list[Tally]]:
-    """Ends a round: what all of them saw together, and each of them."""
+    """Ends a round: the reports of all together, and of each."""
     for worker in workers:
         worker.tell("stop")
     total = Tally()
@@ -65,7 +65,8 @@ def used_up(each: list[Tally]) -> bool:
 
 
 def test_a_clients_clock_decides_nothing(start_workers, needs_faketime):
-    """A client five seconds ahead and one five seconds behind are admitted exactly the limit together, and each has turns."""
+    """A client five seconds ahead and one five seconds behind are admitted exactly the limit together, and each is admitted
+    some."""
     name, begun = f"clocks off {time.time_ns()}", time.monotonic()
     workers = start_workers([Skew(5), Skew(-5)])
     for worker in workers:
@@ -77,16 +78,16 @@ def test_a_clients_clock_decides_nothing(start_workers, needs_faketime):
     assert {total.admitted[f"window {key}"] for key in KEYS} == {LIMITS["window"].capacity}
     assert over(total, LIMITS) == {}
     assert total.strange == []
-    assert turns, "one of them was kept out by its clock"
+    assert turns, "a client was never admitted because of its clock"
 
 
 def test_a_client_that_is_killed_takes_nothing_from_the_others(start_workers):
-    """Two of three clients killed -9 in the middle of their calls: nobody is admitted over the limit, the third sees no error."""
+    """Of three clients two are killed -9 in the middle of their calls: the limit holds, and the third sees no error."""
     name, begun = f"killed {time.time_ns()}", time.monotonic()
     workers = start_workers([None, None, None])
     for worker in workers:
         worker.tell(f"round {name}")
-    assert wait_until(workers, name, lambda each: all(tally.calls > 0 for tally in each)), "one of them did not begin"
+    assert wait_until(workers, name, lambda each: all(tally.calls > 0 for tally in each)), "a client did not begin"
     for worker in workers[:2]:
         worker.kill()
     killed = time.monotonic()

@@ -58,12 +58,12 @@ def failed_over(house: WatchedHouse | ReplicatedCluster, name: str, change: Call
     assert tally.slow <= BUDGET + SLACK, f"{tally.longest:.3f} s in a call, threads woke {tally.late:.3f} s late"
     assert over(tally, LIMITS, forgotten=1) == {}
     assert recovery <= watch.allows(5 * RECOVERY), f"the machine was {watch.late:.3f} s late"
-    assert again, "nobody was admitted any more after it was over"
+    assert again, "no call was admitted after the failover"
     return tally
 
 
 def test_a_failover_by_sentinels_is_survived(watched):
-    """The sentinels make the replica the primary: callers are led there, within the budget of each call."""
+    """The sentinels promote the replica: callers reach it within the budget of each call."""
     failed_over(watched, "watched", watched.promote)
 
 
@@ -116,7 +116,7 @@ def test_a_planned_failover_by_sentinels_admits_no_more_than_the_stated_bound(wa
 
 
 def test_a_node_of_a_cluster_fails_over(cluster):
-    """A node is killed and its replica takes its slots: callers are led there; the other nodes' keys are exact all the time."""
+    """A node is killed and its replica takes its slots: callers reach it; the other nodes' keys are exact all the time."""
     with RedisStore(cluster.url, timeout=AMPLE) as store:
         traffic = Traffic(store, name="elsewhere", keys=KEYS, threads=2, tasks=2)
         window = traffic.near["window"].named[0]

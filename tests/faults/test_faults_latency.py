@@ -1,4 +1,4 @@
-"""A far store: 40 ms each way to the server, asked for every decision, and leased from by two regions near their callers."""
+"""A far store: 40 ms each way to the server, called for every decision, and leased from by two regions near their callers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def far(valkey):
 
 
 def test_a_far_store_costs_one_round_trip_a_decision(far):
-    """Asked for every decision, a server 40 ms away each way is asked once: connecting and knowing the script come first."""
+    """A server 40 ms away that is called for every decision gets one request at a time: connecting and loading the script come
+    first.
+    """
     with RedisStore(far.url, timeout=60) as store:
         limiter = Limiter(LIMIT, store=store, name=f"far {time.time_ns()}")
         limiter.hit("first")
@@ -36,8 +38,8 @@ def test_a_far_store_costs_one_round_trip_a_decision(far):
 
 
 def test_two_regions_lease_from_a_far_store(far, valkey, eventually):
-    """Once demand is known, few callers of two regions wait for the far store, and it is asked far less often than they are; both
-    together stay within the one limit."""
+    """Once demand is known, few callers of two regions wait for the far store, and it is called far less often than they are;
+    both together stay within the one limit."""
     name, calls, ended = f"regions {time.time_ns()}", [], threading.Event()
     stores = [LeasedStore(RedisStore(far.url, timeout=60), life="1s") for _ in range(2)]
 

@@ -1,9 +1,8 @@
 """RedisStore in real traffic while its server and its network are broken: threads and tasks on one store, a fault in the middle.
 
-Nothing hangs: each call answers or fails within its budget. Only limitkeeper's own errors come out. Nobody is admitted more
-than the
-limit says, plus what the fault is worth (a server that comes back empty: one more full limit). Afterwards all is as before.
-Traffic goes on until the fault was felt and until it is forgotten; how late the machine is at that, witnesses say.
+Nothing hangs: each call answers or fails within its budget. Only limitkeeper's own errors come out. At most the limit is
+admitted, plus the bound of the fault (a server that comes back empty: one more full limit). Afterwards all is as before. Traffic
+goes on until the fault had an effect and until that is over; a watch measures how late the machine is meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from limitkeeper import RedisStore
 BUDGET = 0.15
 #: What may come on top of a budget: the turns of an event loop and of threads that share two cores.
 SLACK = 0.15
-#: Within this time after a fault is over, nobody is told of it any more.
+# : Within this time after a fault is over, no caller gets an error of it any more.
 RECOVERY = 0.3
 #: A budget that no busy machine uses up, where it is not the point.
 AMPLE = 30.0
@@ -36,7 +35,7 @@ def lab() -> Iterator[Laboratory]:
 
 @dataclass
 class Struck:
-    """What came of a fault: the tally, whether it went on as it should while it lasted, and how long until all was well."""
+    """The results of a fault: the tally, whether traffic was as expected while it lasted, and how long until all was well."""
 
     tally: Tally
     felt: bool
@@ -46,7 +45,7 @@ class Struck:
 
 
 def struck(lab: Laboratory, fault: Fault, before: float = 0.15, during: float = 0.35) -> Struck:
-    """Traffic before, while and after a fault: while it lasts somebody fails when it cuts, and is admitted when it does not."""
+    """Traffic before, during and after a fault: during it, calls fail if it cuts, and are admitted if it does not."""
 
     def meant(seen: Tally) -> bool:
         return between(seen.errors_at if fault.cuts else seen.bucket_at, strikes) > 0
@@ -70,7 +69,7 @@ def struck(lab: Laboratory, fault: Fault, before: float = 0.15, during: float = 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_a_fault_in_traffic_is_survived(lab, fault):
-    """Whatever is broken: no hang, no strange error, no admission over the bound, and recovery within a third of a second."""
+    """Whatever the fault: no hang, no strange error, no admission over the bound, and recovery within a third of a second."""
     if fault.fakes_time and not lab.fakes_time:
         pytest.skip("clocks are stepped with libfaketime (pip install libfaketime), and with the wheel's Valkey only")
     seen = struck(lab, fault)
@@ -79,13 +78,13 @@ def test_a_fault_in_traffic_is_survived(lab, fault):
     assert tally.hung == 0
     assert tally.slow <= BUDGET + SLACK, f"{tally.longest:.3f} s in a call, threads woke {tally.late:.3f} s late"
     assert over(tally, LIMITS, fault.forgets, fault.jumps) == {}
-    assert seen.felt, "the fault was not felt" if fault.cuts else "nobody was admitted while it lasted"
+    assert seen.felt, "the fault was not felt" if fault.cuts else "no call was admitted during the fault"
     assert seen.recovery <= seen.watch.allows(5 * RECOVERY), f"the machine was {seen.watch.late:.3f} s late"
-    assert seen.admitted_again, "nobody was admitted any more after it was over"
+    assert seen.admitted_again, "no call was admitted after the fault"
 
 
 def test_without_a_fault_the_limit_is_exact(lab):
-    """With nothing broken, threads and tasks together are admitted exactly the window's limit, and nobody sees an error."""
+    """Without a fault, threads and tasks together are admitted exactly the window's limit, and no call raises an error."""
     windows = [f"window {key}" for key in KEYS]
     with RedisStore(lab.url, timeout=AMPLE) as store:
         traffic = Traffic(store, name="nothing at all").start()

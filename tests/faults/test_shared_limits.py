@@ -1,4 +1,4 @@
-"""The pitfalls of limits that many share, on a real server: being exact over processes, keys that stay behind, keys too big."""
+"""The pitfalls of shared limits on a real server: being exact over processes, keys that stay behind, keys too big."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_four_processes_with_eight_threads_share_one_limit(kind, valkey, tmp_pat
 
 
 def test_processes_that_share_nothing_multiply_the_limit():
-    """The seed's pitfall: with a memory store each, every process admits all that it asks for."""
+    """The seed's pitfall: with a memory store each, every process admits all its calls."""
     assert processes("memory://", "pitfall", 2) == [(8 * CALLS, LIMIT - 8 * CALLS)] * 2
 
 
@@ -81,9 +81,9 @@ def test_keys_that_are_used_once_vanish(eventually):
         assert most > 4000
         some = [name for name in itertools.islice(client.scan_iter(count=100), 100) if b"visitor" in name]
         assert all(client.pttl(name) in range(-2, 2001) and client.pttl(name) != -1 for name in some)
-        eventually(lambda: client.dbsize() <= 1)  # two windows, and what the server takes to sweep
+        eventually(lambda: client.dbsize() <= 1)  # two windows, and the time that the server takes to sweep
         assert not any(b"visitor" in name for name in client.scan_iter(count=1000))
-        assert client.dbsize() == 1, "the note that the server keeps of the limit itself"
+        assert client.dbsize() == 1, "the entry of the limit itself"
 
 
 def test_a_token_bucket_key_is_small(valkey):

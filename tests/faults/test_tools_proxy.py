@@ -1,4 +1,4 @@
-"""The misbehaving network does to a plain socket what it says, and nothing without a fault."""
+"""The proxy applies its faults to a plain socket, and changes nothing without a fault."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def quickest(raw, within):
 
 
 def test_a_healthy_network_passes_everything_on(line):
-    """Told nothing, it answers as the server does, in well under the latency that it can add."""
+    """Without a fault it answers as the server does, in well under the latency that it can add."""
     assert pinged(line)[0] == PONG
     assert quickest(line, 0.04) < 0.04
 
@@ -85,7 +85,7 @@ def test_a_trickle_comes_byte_by_byte(network, line):
 
 
 def test_silence_takes_everything_and_answers_nothing(network, line):
-    """A black hole accepts connections and bytes, and never answers; what it held comes when it is over."""
+    """A black hole accepts connections and bytes, and never answers; held bytes arrive when it is over."""
     network.silent = True
     with pytest.raises(TimeoutError):
         pinged(line, within=0.1)
@@ -114,8 +114,8 @@ def test_a_half_closed_connection_ends_what_is_read(network, line):
     line.sendall(PING)
 
 
-def test_refusing_lets_nobody_in_and_nobody_out(network, line):
-    """Connecting is refused while the one inside goes on, until it accepts again."""
+def test_a_refusing_proxy_keeps_open_connections(network, line):
+    """New connections are refused while the open one continues, until it accepts again."""
     assert pinged(line)[0] == PONG
     network.refuse()
     with pytest.raises(ConnectionRefusedError):
@@ -127,7 +127,7 @@ def test_refusing_lets_nobody_in_and_nobody_out(network, line):
 
 
 def test_a_dead_server_is_a_closed_connection(server):
-    """When the server behind it dies, the client is told; when it comes back, a new connection works."""
+    """When the server behind it dies, the client's connection ends; when the server is back, a new connection works."""
     from servers.proxy import Proxy
 
     with Proxy(server.port) as network:
@@ -142,7 +142,7 @@ def test_a_dead_server_is_a_closed_connection(server):
 
 
 def test_connections_are_counted(network, line, eventually):
-    """It knows how many clients it let in and how many are inside."""
+    """It counts accepted and open connections."""
     assert pinged(line)[0] == PONG
     assert (network.accepted, network.open) == (1, 1)
     line.close()

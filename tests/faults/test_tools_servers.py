@@ -1,4 +1,4 @@
-"""The servers that are broken on purpose: clocks that step, processes that freeze, other versions."""
+"""The servers of the fault tests: clocks that step, processes that freeze, other versions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_clients_clock_can_be_off(needs_faketime):
 
 
 def test_a_frozen_server_accepts_and_never_answers(server):
-    """A stopped process keeps its connections open and says nothing until it is let go on."""
+    """A stopped process keeps its connections open and sends nothing until it is continued."""
     with server.client(socket_timeout=0.1, retry=None) as client:
         client.ping()
         server.freeze()
@@ -70,7 +70,7 @@ def test_a_frozen_server_accepts_and_never_answers(server):
 
 
 def test_a_killed_server_comes_back_empty(server):
-    """After `kill` and `start` the server is on the same port and knows nothing."""
+    """After `kill` and `start` the server is on the same port and empty."""
     with server.client() as client:
         client.set("k", "v")
     server.kill()
@@ -82,14 +82,14 @@ def test_a_killed_server_comes_back_empty(server):
 
 
 def test_another_version_runs_scripts(other_server):
-    """Each other server that is installed starts, says which it is, and runs a script on its own time."""
+    """Each other server that is installed starts, reports its name, and runs a script on its own time."""
     assert version_of(other_server.program)
     with other_server.client() as client:
         assert int(client.eval("return redis.call('TIME')[1]", 0)) > 1_700_000_000
 
 
 def test_a_version_that_is_not_there_is_not_made_up(monkeypatch):
-    """A program that does not run, or is of another version, is not taken for the one that was asked for."""
+    """A program that does not run, or is of another version, is not taken for the requested one."""
     monkeypatch.setenv("LIMITKEEPER_TEST_REDIS_SERVER", "/nowhere/redis-server")
     assert program_of("named") is None
     monkeypatch.setenv("LIMITKEEPER_TEST_REDIS_6_2", sys.executable)

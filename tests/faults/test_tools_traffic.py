@@ -1,4 +1,4 @@
-"""The callers and the bound that they are held to: what they count is true, and a store that cheats is caught."""
+"""The callers and their bound: the counts are true, and a store that exceeds the bound is caught."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_a_true_store_keeps_the_bound_exactly():
     assert (tally.hung, tally.strange, sum(tally.errors.values())) == (0, [], 0)
 
 
-def test_callers_who_do_not_share_are_over_the_bound():
-    """Two stores that know nothing of each other admit twice the limit, and the bound says by how much."""
+def test_callers_with_separate_stores_are_over_the_bound():
+    """Two separate stores admit twice the limit, and the bound shows the excess."""
     total = Tally()
     for _ in range(2):
         traffic = Traffic(MemoryStore(), pause=0.001).start()
@@ -40,13 +40,14 @@ def test_callers_who_do_not_share_are_over_the_bound():
 
 @pytest.mark.parametrize(("forgotten", "jumps", "allowed"), [(0, 0, 60), (1, 0, 120), (2, 1, 240)])
 def test_the_bound_counts_what_a_fault_is_worth(forgotten, jumps, allowed):
-    """Each loss of state and each jump of the clock is worth one full limit, no more; time is worth nothing to a window."""
+    """Each loss of state and each jump of the clock adds one full limit to the bound, no more; time adds nothing to a window's.
+    Each loss of state and each jump of the clock adds one full limit to the bound, no more; time adds nothing to a window's."""
     assert most(LIMITS["window"], 100.0, forgotten, jumps) == allowed
     assert most(LIMITS["bucket"], 2.0, forgotten, jumps) == 40 * (1 + forgotten + jumps) + 40
 
 
-def test_errors_are_told_apart():
-    """limitkeeper's own errors are counted by class; any other is kept as strange, with where it came from."""
+def test_errors_are_counted_by_class():
+    """limitkeeper's own errors are counted by class; any other is kept as strange, with its traceback."""
     tally = Tally()
     tally.failed(StoreUnavailable("gone"), time.monotonic())
     assert (tally.errors, tally.strange) == ({"StoreUnavailable": 1}, [])
@@ -70,7 +71,7 @@ def test_every_fault_heals():
 
 
 def test_traffic_goes_on_until_what_is_awaited_has_been_seen():
-    """It waits for as long as it takes, says so when it never comes, and stops no earlier than told."""
+    """`go_on` waits as long as needed, returns False when the condition never holds, and stops no earlier than the given time."""
     traffic = Traffic(MemoryStore(), pause=0.001).start()
     begun = time.monotonic()
     assert traffic.go_on(0.05, until=lambda seen: seen.calls > 500)

@@ -16,12 +16,12 @@ import limitkeeper
 
 FOLDER = Path(__file__).parents[2] / "examples" / "first_programs"
 PROGRAMS = sorted(FOLDER.glob("*.py"))
-#: What processes need to find the build under test.
+# : The environment with which processes find the build under test.
 BUILD = {"PYTHONPATH": str(Path(limitkeeper.__path__[0]).parent)}
 
 
 def load(name: str, run_name: str = "program") -> dict[str, Any]:
-    """The names that a program defines; with "__main__" it also does what it does as a script."""
+    """The names that a program defines; with "__main__" its script part runs as well."""
     return runpy.run_path(str(FOLDER / f"{name}.py"), run_name=run_name)
 
 
@@ -32,7 +32,7 @@ def start(*command: str, pipe: int | None = subprocess.PIPE, **variables: str) -
 
 
 def run(*command: str, **variables: str) -> str:
-    """What `python COMMAND` prints."""
+    """The output of `python COMMAND`."""
     process = start(*command, **variables)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors

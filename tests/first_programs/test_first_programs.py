@@ -1,4 +1,4 @@
-"""The programs of examples/first_programs do what their first lines say."""
+"""The programs of examples/first_programs do what their first lines describe."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def clock() -> Iterator[ManualClock]:
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
-def test_a_first_program_is_short_and_says_what_it_does(path):
+def test_a_first_program_is_short_and_has_a_docstring(path):
     """Every program has at most 30 lines, and begins with a docstring."""
     lines = path.read_text().splitlines()
     assert len(lines) <= 30
@@ -198,7 +198,7 @@ SOURCE = PROGRAMS[0].parents[2] / "src"
 
 
 def mypy_errors(folder: Path) -> str:
-    """What mypy finds with the settings of the project, which are strict; Celery's decorators have no types."""
+    """mypy's findings with the settings of the project, which are strict; Celery's decorators have no types."""
     options = [f"--cache-dir={folder}", "--allow-untyped-decorators"]
     command = [sys.executable, "-m", "mypy", *options, *map(str, PROGRAMS)]
     environment = os.environ | {"MYPYPATH": str(SOURCE)}
@@ -206,7 +206,7 @@ def mypy_errors(folder: Path) -> str:
 
 
 def pyright_errors(folder: Path) -> str:
-    """What pyright finds in its mode for most users, errors only. Celery has no types: a task is a bare function there."""
+    """pyright's findings in its mode for most users, errors only. Celery has no types: a task is a bare function there."""
     typed = [str(path) for path in PROGRAMS if path.stem != "celery_task"]
     settings = {"include": typed, "extraPaths": [str(SOURCE)], "typeCheckingMode": "standard"}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))

@@ -1,4 +1,4 @@
-"""A limiter and its exact model, played side by side: after every step both must have said the same."""
+"""Plays a limiter and its exact model side by side: after every step their results must be equal."""
 
 from __future__ import annotations
 

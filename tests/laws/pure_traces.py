@@ -1,4 +1,4 @@
-"""Traces for the two pure functions of a rule, in ticks, and how a model and a rule play them side by side."""
+"""Traces for the two pure functions of a rule, in ticks, played on a model and a rule side by side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pass(NamedTuple):
 
 
 class Decide(NamedTuple):
-    """`late` is how far behind now `not_before` lies: what several limits ask for when they start together."""
+    """`late` is how far behind now `not_before` lies: the common start of several limits."""
 
     cost: int
     max_wait: int
@@ -61,7 +61,7 @@ def pure_traces(limit: Limit, max_size: int = 16, **kinds: bool) -> st.SearchStr
 
 
 class Rule:
-    """A rule played from its pure functions, with the same face as a model."""
+    """A rule played from its pure functions, with the interface of a model."""
 
     def __init__(self, limit: Limit, birth: int = 0) -> None:
         self.limit, self.birth = limit, birth
@@ -76,17 +76,17 @@ class Rule:
         self.state = self.limit.give_back(tuple(self.state), now, cost, at, charged)
 
     def sweep(self, now: int) -> None:
-        """Drops a state that says it is as new, as stores do."""
+        """Drops a state that reports itself as new, as stores do."""
         if not self.limit.logs and self.look(now)[1] <= now:
             self.state = self.limit.new(self.birth * self.limit.tick)
 
     def look(self, now: int) -> tuple[int, int]:
-        """Remaining and reset, nothing being taken."""
+        """Remaining and reset, without a charge."""
         return tuple(self.limit.decide(tuple(self.state), now, 0, 0)[5:])  # type: ignore[return-value]
 
 
 class Played:
-    """A trace played on a rule. `admitted` and `returned` are what law 3 is about; `charges` is what can be given back."""
+    """A trace played on a rule. `admitted` and `returned` are the quantities of law 3; `charges` is what can be given back."""
 
     def __init__(self, limit: Limit, trace: list[Any], swept: bool = False) -> None:
         self.limit, self.swept = limit, swept
@@ -135,7 +135,7 @@ class Played:
         self.rule.give_back(*arguments)
 
     def saturate(self, cost: int, calls: int = 12) -> None:
-        """Takes all that can be had, each as early as it can be had."""
+        """Takes all that is available, each unit as early as possible."""
         for _ in range(calls):
             start, retry_at, *_ = self.decide(self.now, cost, 0)
             if start is not None:
@@ -145,7 +145,7 @@ class Played:
 
 
 class Compared(Played):
-    """A trace played on a rule and on its model: after every step both must have said the same."""
+    """A trace played on a rule and on its model: after every step their results must be equal."""
 
     def begin(self) -> None:
         self.model = model_of(self.limit, self.now)
@@ -153,12 +153,12 @@ class Compared(Played):
     def step(self, step: Any) -> None:
         super().step(step)
         result, expected = self.rule.look(self.now), tuple(self.model.decide(self.now, 0, 0)[2:])
-        assert result == expected, f"after {step}: the rule says {result} remaining and reset, the model {expected}"
+        assert result == expected, f"after {step}: the rule's result is {result} for remaining and reset, the model {expected}"
 
     def decide(self, *arguments: int) -> Any:
         result, expected = self.rule.decide(*arguments), self.model.decide(*arguments)
         seen = slice(4) if result[0] is None or expected[0] is None else slice(0, 4, 2)
-        assert result[seen] == expected[seen], f"decide{arguments}: the rule says {result}, the model {tuple(expected)}"
+        assert result[seen] == expected[seen], f"decide{arguments}: the rule's result is {result}, the model {tuple(expected)}"
         return result
 
     def give_back(self, *arguments: Any) -> None:

@@ -18,7 +18,7 @@ def made(limits: Any, name: str | None = None) -> tuple[Limiter, ManualClock]:
 
 
 def test_a_common_start_beyond_what_a_limit_can_count_is_refused_by_all() -> None:
-    """Allowed means charged everywhere: a start that one of the limits can't be charged at is refused."""
+    """Allowed means charged in every limit: a start at which one of the limits can't be charged is refused."""
     limiter, _ = made({"bucket": TokenBucket("999999999/s"), "window": FixedWindow("1/400d")})
     limiter.hit("a")
     before = [list(limiter.store.items(one)) for one in limiter.named]
@@ -33,7 +33,7 @@ def test_a_common_start_beyond_what_a_limit_can_count_is_refused_by_all() -> Non
 
 @pytest.mark.parametrize("limit", [LeakyBucketQueue("10007/30d"), TokenBucket("1234567/d", initial=0)], ids=str)
 def test_patience_is_honest_between_two_coarse_ticks(limit: Any) -> None:
-    """A limit that counts in coarser ticks keeps its promise to a caller whose patience is no whole number of them."""
+    """A limit that counts in coarser ticks keeps its promise to a caller whose timeout is no whole number of them."""
     limiter, clock = made(limit)
     limiter.hit("a")
     for patience in (0.000001, 0.000015, 0.00015, 0.001):
@@ -46,7 +46,7 @@ def test_patience_is_honest_between_two_coarse_ticks(limit: Any) -> None:
         limiter.reserve("a", 1)
 
 
-def test_who_has_settled_ahead_of_its_start_stays_paid_for() -> None:
+def test_a_charge_settled_ahead_of_its_start_stays_paid_for() -> None:
     """A reservation that began is cancelled: the one behind it, already settled, is not given away with it."""
     limiter, clock = made(TokenBucket("5/s", burst=1))
     begun, ahead = limiter.reserve("a"), limiter.reserve("a")
@@ -98,16 +98,16 @@ def test_a_refund_leaves_what_is_still_to_start() -> None:
     assert not limiter.hit("a")
 
 
-def test_a_limit_that_is_asked_for_nothing_shows_what_it_has() -> None:
-    """With a cost of 0 a limit of several tells what is there now, also when the others start later."""
+def test_a_limit_with_a_cost_of_zero_shows_its_remaining() -> None:
+    """With a cost of 0 a limit of several shows its current remaining, also when the others start later."""
     limiter, _ = made({"log": SlidingWindowLog("1/5s"), "bucket": TokenBucket("1/s", burst=10)})
     limiter.hit("a")
     part = limiter.reserve("a", {"log": 1, "bucket": 0}).decision.decisions[1]
     assert (part.remaining, part.reset_after) == (9, 1.0)
 
 
-def test_whoever_moves_up_is_not_held_up_by_a_rounded_start() -> None:
-    """Starts are rounded up to a tick for the caller; when the line moves up, nothing of that stays behind."""
+def test_a_waiter_that_moves_up_is_not_delayed_by_a_rounded_start() -> None:
+    """Starts are rounded up to a tick for the caller; when the queue moves up, the rounding leaves no gap."""
     for limit, costs, waits in (
         (TokenBucket("54/min", burst=2), (1, 2, 1), [0.0, 0.0]),
         (FixedWindow("2/s"), (1, 2, 1), [0.0, 0.0]),
@@ -123,7 +123,7 @@ def test_whoever_moves_up_is_not_held_up_by_a_rounded_start() -> None:
 @pytest.mark.parametrize("first", [1, 2, 4, 5])
 @pytest.mark.parametrize("passed", [0, 1])
 def test_a_later_start_stays_paid_for_when_a_larger_charge_is_given_back(late: int, first: int, passed: int) -> None:
-    """A charge that began at once is no start to come, however long the bucket would take to make up for it."""
+    """A charge that began at once is no future start, however long the bucket takes to refill."""
     limit, now = TokenBucket("5/s burst 5"), 1_700_000_123_456_789
     *state, _, _, _, _ = limit.decide(limit.new(now), now, first, 0)
     *state, start, _, _, _ = limit.decide(tuple(state), now, 1, 1_000_000, now + late)

@@ -50,7 +50,7 @@ def recorded(examples: int) -> list[str]:
 
 @pytest.mark.skipif(PLAIN is None, reason="LIMITKEEPER_PLAIN_PATH does not say where the plain copy is; `make test` sets it")
 def test_the_plain_copy_gives_equal_answers() -> None:
-    """Traces played here and in an interpreter that runs the plain source: every answer is the same."""
+    """Traces played here and in an interpreter that runs the plain source: all results are equal."""
     lines = recorded(200)
     environment = {**os.environ, "PYTHONPATH": os.path.abspath(str(PLAIN))}
     command = [sys.executable, str(Path(__file__).with_name("trace_process.py"))]
@@ -61,12 +61,12 @@ def test_the_plain_copy_gives_equal_answers() -> None:
     assert build == "plain", f"{PLAIN} holds the {build} build"
     assert len(theirs) == len(lines)
     parted = [line for line, their in zip(lines, theirs, strict=True) if answers(line) != their]
-    assert not parted, f"{len(parted)} of {len(lines)} traces part; the shortest: {min(parted, key=len)}"
+    assert not parted, f"{len(parted)} of {len(lines)} traces differ; the shortest: {min(parted, key=len)}"
 
 
 @effort(150)
 @given(played)
-def test_async_says_what_sync_says(drawn: tuple[list[Limit], list[Any]]) -> None:
+def test_async_answers_as_sync(drawn: tuple[list[Limit], list[Any]]) -> None:
     """Every verb of an AsyncLimiter answers as the Limiter's does."""
     some, trace = drawn
     results = []

@@ -1,4 +1,4 @@
-"""Law 12: each rate in use on a key keeps its own state; all are charged with what is admitted, the caller's is asked."""
+"""Law 12: each rate in use on a key keeps its own state; all are charged for an admitted call, and the caller's rate decides."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def check_pure_rates(some: tuple[Limit, ...], trace: list[Call]) -> None:
 
 
 @pytest.mark.parametrize("rule", WITHOUT_LOG, ids=lambda rule: rule.kind)
-def test_the_pure_functions_are_what_the_model_says(rule: type[Limit]) -> None:
+def test_the_pure_functions_answer_as_the_model(rule: type[Limit]) -> None:
     """`used`, `seeded` and `charged_too`: up to four rates in any order; each call is answered as the model answers it."""
 
     @effort(150)
@@ -101,7 +101,7 @@ EXTREME = ["1000000000/ms", "999999999/ms", "1000000000/s", "1/ms", "7/3h", "1/3
 
 
 @pytest.mark.parametrize("rule", WITHOUT_LOG, ids=lambda rule: rule.kind)
-def test_rates_that_differ_as_far_as_rates_can_are_what_the_model_says(rule: type[Limit]) -> None:
+def test_the_most_different_rates_answer_as_the_model(rule: type[Limit]) -> None:
     """A slow rate is charged with what a fast one admits, up to the largest debt that 2^53 can count, and no further."""
     rates = [rule(text, capacity=int(text.split("/")[0])) if rule is LeakyBucket else rule(text) for text in EXTREME]  # type: ignore[call-arg]
 
@@ -130,7 +130,7 @@ NOON_US = 1_700_049_600_000_000
     ids=str,
 )
 def test_used_counts_debt_and_reservations(limit: Limit, charges: list[tuple[int, int, int]], held: int) -> None:
-    """All that a state holds, also for starts that are still to come; nothing once it is as new."""
+    """All that a state holds, including starts still to come; nothing once it is as new."""
     now = NOON_US // limit.tick
     state = limit.new(NOON_US)
     for after, cost, max_wait in charges:

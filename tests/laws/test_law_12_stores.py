@@ -338,7 +338,7 @@ def most_in(limit: Limit, first_us: int, last_us: int) -> int:
 @pytest.mark.parametrize("kind", ["memory", "shared"])
 def test_the_bound_of_several_rates(kind: str, rates: tuple[Limit, ...]) -> None:
     """Buckets and queues keep their debt: an interval admits at most the largest bound of the rates, with the first call of one
-    in it the two largest together. Windows and logs forget what is over: a shorter one admits again while a longer one is
+    in it the two largest together. Windows and logs forget closed windows: a shorter one admits again while a longer one is
     exhausted: the sum."""
 
     @effort(6)
@@ -433,7 +433,7 @@ def test_a_fifth_rate_takes_the_place_of_the_one_nearest_to_as_new(kind: str, tm
 
 @pytest.mark.parametrize("kind", ["memory", "shared"])
 def test_a_shorter_log_does_not_forget_for_a_longer_one(kind: str, tmp_path: Any) -> None:
-    """Entries are kept for the longest window in use on the key, whoever adds the next one."""
+    """Entries are kept for the longest window in use on the key, whichever rate adds the next one."""
     clock, store, (long, short) = two_rates(kind, tmp_path, SlidingWindowLog("10/h"), SlidingWindowLog("5/min"))
     with store:
         assert long.hit("key", 6)
@@ -463,7 +463,7 @@ def test_a_cancelled_charge_goes_back_to_every_rate(kind: str, tmp_path: Any) ->
 
 @every_store
 def test_a_charge_under_one_rate_shows_in_a_refusal_of_the_other(kind: str, tmp_path: Any) -> None:
-    """Refused under one rate, charged under another: the first then says how long it takes now, and not what it knew."""
+    """Refused under one rate, charged under another: the first rate's retry time is then the current one, not the earlier one."""
     _, store, (one, two) = two_rates(kind, tmp_path, TokenBucket("1/s burst 2"), TokenBucket("1/s burst 5"))
     with store:
         assert one.hit("key", 2)
@@ -535,7 +535,7 @@ def test_waiters_that_keep_their_starts_leave_the_log_of_a_longer_window_whole(k
 @every_store
 @pytest.mark.parametrize("rule", [TokenBucket, LeakyBucket], ids=lambda rule: rule.kind)
 def test_a_cancelled_charge_never_raises_what_another_rate_holds(kind: str, rule: type[Limit], tmp_path: Any) -> None:
-    """A start of the slow rate 50 minutes ahead is debt in the fast one, which has paid it: cancelled, it locks nobody out."""
+    """A start of the slow rate 50 minutes ahead is debt in the fast one, which has paid it: cancelled, it blocks no caller."""
     clock, store, (slow, fast) = two_rates(kind, tmp_path, rule("1/min", 100), rule("10/s", 10))  # type: ignore[call-arg]
     with store:
         slow.hit("key", 100)

@@ -227,7 +227,7 @@ class Mode:
         self.measure = longest_of_threads if mode == "threads" else longest_of_tasks
 
     def longest(self, call: str) -> float:
-        """Seconds, less those for which the machine kept this process from running; what it computes itself counts."""
+        """Seconds, less those for which the machine kept this process from running; its own computation counts."""
         used = time.process_time()
         with Watch() as watching:
             took = self.measure(self.limiter, CALLS[call])
@@ -292,7 +292,7 @@ def seconds_of_a_collection() -> float:
 def test_whatever_hangs_between_us_and_a_server_costs_at_most_the_budget(hang, mode):
     """A corrupt reply costs no more than the budget either, and no memory for what its header declares."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    usual = seconds_of_a_collection()  # of everything that the tests before have left behind
+    usual = seconds_of_a_collection()  # of all objects that earlier tests have left behind
     with HANGS[hang]() as address, RedisStore(f"redis://{address}", timeout=BUDGET) as store:
         assert Mode(mode, store).longest("hit") <= LONGEST
     assert seconds_of_a_collection() <= LONGEST + 5 * usual
@@ -315,7 +315,7 @@ def test_every_wrapper_keeps_the_budget_of_a_server_that_never_answers(wrapper, 
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_every_wrapper_keeps_the_budget_of_a_shared_file_whose_owner_is_stopped(path, wrapper):
+def test_every_wrapper_keeps_the_budget_of_a_shared_file_with_a_stopped_owner(path, wrapper):
     """The same for a lock: hits, calls that may wait for a start, and refunds."""
     with WRAPPERS[wrapper](lambda: SharedStore(path, timeout=BUDGET)) as store:
         callers = Mode("threads", store)
@@ -361,7 +361,7 @@ def test_opening_a_file_that_a_stopped_process_creates_ends_within_the_timeout(p
 
 
 def hit_error(url: str) -> str:
-    """The error of a hit through a store of its own."""
+    """The error of a hit through a separate store."""
     with RedisStore(url, timeout=BUDGET) as store, pytest.raises((StoreTimeout, StoreUnavailable)) as failed:
         Limiter("5/s", store=store).hit("a")
     return str(failed.value)
@@ -370,7 +370,7 @@ def hit_error(url: str) -> str:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_every_wrapper_keeps_the_budget_of_a_name_that_resolves_slowly(wrapper, mode):
-    """Each call of ten at the same moment, and each of ten one after the other: the lookup goes on without them."""
+    """Each call of ten at the same moment, and each of ten one after the other: the lookup continues without them."""
     with slow_dns() as address, WRAPPERS[wrapper](lambda: RedisStore(f"redis://{address}", timeout=BUDGET)) as store:
         callers = Mode(mode, store)
         assert callers.longest("hit") <= LONGEST
@@ -433,7 +433,7 @@ def test_addresses_are_used_again_and_kept_while_a_lookup_fails(monkeypatch):
 
 
 def test_a_name_that_does_not_exist_is_unavailable_not_a_crash(monkeypatch):
-    """What a lookup raises becomes a StoreError."""
+    """An exception of a lookup becomes a StoreError."""
 
     def look_up(*args: Any, **options: Any) -> Any:
         raise UnicodeError("label too long")
@@ -542,8 +542,8 @@ class RecordingBatcher(Batcher):
 
 
 @given(st.lists(st.tuples(st.sampled_from((0.0, 0.0, 0.05, 0.15)), st.integers(1, 70)), min_size=1, max_size=6))
-def test_every_request_of_a_batch_has_its_own_budget_whoever_shares_the_batch(groups):
-    """What others have used to register a limit neither shortens nor lengthens it; batches keep the order of the requests."""
+def test_every_request_of_a_batch_has_its_own_budget(groups):
+    """The time that others used to register a limit neither shortens nor lengthens it; batches keep the order of the requests."""
 
     async def main() -> None:
         store = RedisStore("redis://127.0.0.1:1", timeout=BUDGET)
@@ -571,7 +571,7 @@ def test_every_request_of_a_batch_has_its_own_budget_whoever_shares_the_batch(gr
 
 
 class Slow(FarShard):
-    """A remote store whose calls take so long as was promised, or less."""
+    """A remote store whose calls take up to the promised time."""
 
     def __init__(self, clock: ManualClock, durations: Iterator[float]) -> None:
         super().__init__(clock)
@@ -631,8 +631,8 @@ def test_calls_that_take_several_steps_end_within_the_budget(kind, data):
 
 
 @pytest.mark.parametrize("state", ["closed", "half open"])
-def test_a_guard_rebooks_within_one_budget_whoever_charged_the_waiters(state):
-    """Waiters of the store and of the local share leave together: the store is asked once, however slow it is."""
+def test_a_guard_rebooks_within_one_budget(state):
+    """Waiters of the store and of the local share leave together: the store is called once, however slow it is."""
     clock, budget_us = ManualClock(NOON), 100_000
     slow = Slow(clock, iter(lambda: 1.0, None))
     guard = GuardedStore(

@@ -63,7 +63,7 @@ def test_an_acquisition_keeps_its_promise(rule: type[Limit]) -> None:
 
 
 def test_an_empty_bucket_fills_from_the_birth_of_its_limiter() -> None:
-    """`initial=0`, then waiting `retry_after`: admitted; a key first seen later holds what it has gathered since the birth."""
+    """`initial=0`, then waiting `retry_after`: admitted; a key first used later holds its accrual since the birth."""
     for others in ({}, {"other": TokenBucket("100/s")}):
         clock = ManualClock(1_700_000_123.456789)
         limiter = Limiter({"slow": TokenBucket("2/s", burst=10, initial=0), **others}, store=MemoryStore(clock=clock))

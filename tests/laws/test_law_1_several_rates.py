@@ -18,7 +18,7 @@ from limitkeeper.testing import ManualClock
 from limitkeeper.testing.strategies import LIMITS, limits
 
 every_rule = pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule.kind)
-#: Wrappers that pass a decision on as it is; a LeasedStore says itself how its retry times differ.
+# : Wrappers that pass a decision on unchanged; LeasedStore documents how its retry times differ.
 EXACT = ["memory", "shared", "sharded", "guarded"]
 
 
@@ -116,7 +116,7 @@ def bucket_beside_a_full_window(make: MakeStore, path: str) -> None:
 
 
 @pytest.mark.parametrize("kind", EXACT)
-def test_a_short_window_beside_a_full_long_one_opens_when_it_says(kind: str, tmp_path: Any) -> None:
+def test_a_short_window_beside_a_full_long_one_opens_at_its_retry_time(kind: str, tmp_path: Any) -> None:
     """1000/h is used up; the first 10/min call is refused for the rest of this minute, not for the rest of the hour."""
     bucket_beside_a_full_window(STORES[kind], str(tmp_path / "limits"))
 
@@ -138,7 +138,7 @@ def test_a_peek_is_no_first_use(kind: str, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("kind", EXACT)
 def test_a_refused_first_call_changes_no_answer(kind: str, tmp_path: Any) -> None:
-    """Law 2: every rate answers a peek as before it, the new one included."""
+    """Law 2: every rate, the new one included, answers a peek as before it."""
     clock = ManualClock(NOON)
     with STORES[kind](clock, str(tmp_path / "limits")) as store:
         limiters = [Limiter(TokenBucket(rate), store=store, name="api") for rate in ("1/s burst 100", "1/h burst 40", "3/min")]

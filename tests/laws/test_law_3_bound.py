@@ -19,8 +19,8 @@ every_rule = pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule
 
 
 def check(limit: Limit, trace: list[Any]) -> None:
-    """Plays the trace, then takes all that there is, unit by unit and in the largest pieces; a store may have dropped states
-    that say they are as new."""
+    """Plays the trace, then takes everything available, unit by unit and in the largest pieces; a store may have dropped states
+    that report themselves as new."""
     for cost, swept in ((1, False), (1, True), (limit.capacity, True)):
         played = Played(limit, trace, swept)
         played.saturate(cost)
@@ -41,7 +41,7 @@ def test_hits_and_reservations_stay_within_the_bound(rule: type[Limit]) -> None:
 
 @every_rule
 def test_common_starts_stay_within_the_bound(rule: type[Limit]) -> None:
-    """Charges that stand at a later, common start count at that start."""
+    """Charges with a later, common start count at that start."""
 
     @effort(150)
     @given(with_traces(rule, gives=False, max_size=24))
@@ -65,7 +65,7 @@ def test_giving_back_stays_within_the_bound(rule: type[Limit]) -> None:
 
 @every_rule
 def test_giving_back_common_starts_stays_within_the_bound(rule: type[Limit]) -> None:
-    """Cancelled, settled and refunded, with charges that stand at a later, common start."""
+    """Cancelled, settled and refunded, with charges that have a later, common start."""
 
     @effort(200)
     @given(with_traces(rule, max_size=24))

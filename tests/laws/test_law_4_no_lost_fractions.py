@@ -61,7 +61,7 @@ def test_a_bucket_of_one_loses_less_than_a_tick_a_unit(rate: str) -> None:
 @every_rate
 @pytest.mark.parametrize("capacity", [None, 5])
 def test_a_queue_starts_at_its_rate(rate: str, capacity: int | None) -> None:
-    """The n-th start of a line is at ⌈n · interval⌉: rounded for the caller, not in the line."""
+    """The n-th start of a queue is at ⌈n · interval⌉: rounded for the caller, not in the queue."""
     limit = LeakyBucketQueue(rate, capacity=capacity)
     interval = Fraction(limit.period, limit.tick * limit.count)
     rule, begin = Rule(limit), BEGIN_US // limit.tick
@@ -77,7 +77,7 @@ def test_a_queue_starts_at_its_rate(rate: str, capacity: int | None) -> None:
 
 @pytest.mark.parametrize("rate", ["54/min", "3/s", "7 per 3 hours"])
 def test_a_line_for_several_limits_loses_nothing_either(rate: str) -> None:
-    """A queue that is waited for together with another limit keeps its own pace."""
+    """A queue keeps its own pace when a caller waits for it together with another limit."""
     clock = ManualClock(1_700_000_123.456789)
     queue = LeakyBucketQueue(rate)
     limiter = Limiter({"queue": queue, "wide": TokenBucket("1000/s")}, store=MemoryStore(clock=clock))

@@ -28,7 +28,7 @@ def eager_collector() -> Iterator[None]:
 
 
 class Litter:
-    """Garbage in a reference cycle, whose finaliser asks a limiter."""
+    """Garbage in a reference cycle, whose finaliser calls a limiter."""
 
     def __init__(self, ask: Any, decided: list[Decision]) -> None:
         self.me = self
@@ -55,7 +55,7 @@ def ask(limiter: Limiter, number: int) -> list[Decision]:
 @every_kind
 @pytest.mark.parametrize("several", [False, True], ids=["one limit", "two limits"])
 def test_finalisers_that_hit_do_no_harm(kind: str, several: bool) -> None:
-    """Whatever a finaliser takes during a decision is counted once, and the decision that it interrupted too."""
+    """Charges by a finaliser during a decision are counted once, and so is the interrupted decision."""
     limits = {"limit": FIFTY[kind], **({"other": FIFTY["token bucket"]} if several else {})}
     limiter = Limiter(limits, store=MemoryStore(clock=ManualClock(1_700_000_123.456789)))
     decided: list[Decision] = []
@@ -70,7 +70,7 @@ def test_finalisers_that_hit_do_no_harm(kind: str, several: bool) -> None:
 
 @every_kind
 def test_threads_and_finalisers_together_are_exact(kind: str, eventually: Any) -> None:
-    """A hundred threads that litter and hit: what passes is the limit, to the unit."""
+    """A hundred threads that create garbage and hit: exactly the limit is admitted."""
     limiter = Limiter(FIFTY[kind], store=MemoryStore(clock=ManualClock(1_700_000_123.456789)))
     decided: list[Decision] = []
 
@@ -85,8 +85,8 @@ def test_threads_and_finalisers_together_are_exact(kind: str, eventually: Any) -
 
 
 @every_kind
-def test_a_decision_never_changes_once_it_is_told(kind: str) -> None:
-    """Kept or let go of in any order, by any thread: what a Decision says stays what it said."""
+def test_a_returned_decision_never_changes(kind: str) -> None:
+    """Kept or released in any order, by any thread: a Decision keeps its values."""
     limiter = Limiter(FIFTY[kind], store=MemoryStore(clock=ManualClock(1_700_000_123.456789)))
 
     def work(i: int) -> bool:

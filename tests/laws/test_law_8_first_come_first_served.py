@@ -80,7 +80,7 @@ def test_a_reservation_cancelled_at_once_was_never_made(some: list[Limit], taken
     st.lists(st.integers(1, 2), min_size=2, max_size=6),
     st.integers(0, 5),
 )
-def test_nobody_behind_a_cancelled_reservation_comes_off_worse(some: list[Limit], costs: list[int], leaver: int) -> None:
+def test_reservations_behind_a_cancelled_one_start_no_later(some: list[Limit], costs: list[int], leaver: int) -> None:
     """With several limits too: a waiter's start never moves away, it stays granted, and the order stays."""
     limiter = Limiter({str(limit): limit for limit in some}, store=MemoryStore(clock=ManualClock(1_700_000_123.456789)))
     line = [one for cost in costs if (one := limiter.reserve("a", cost))]
@@ -106,7 +106,7 @@ def test_several_limits_move_up_to_where_they_would_have_been() -> None:
 
 
 def test_tasks_are_served_in_order_of_arrival() -> None:
-    """Twenty tasks at a queue of 200/s come through in the order in which they asked, no closer than 5 ms."""
+    """Twenty tasks at a queue of 200/s come through in the order of their calls, no closer than 5 ms."""
 
     async def main() -> list[tuple[int, int]]:
         limiter, done = AsyncLimiter(LeakyBucketQueue("200/s")), []
@@ -125,7 +125,7 @@ def test_tasks_are_served_in_order_of_arrival() -> None:
 
 
 def test_a_cancelled_task_gives_its_turn_to_those_behind() -> None:
-    """The first of three waiters is cancelled: the second gets its turn, the third the second's."""
+    """The first of three waiters is cancelled: the second gets its start, the third the second's."""
 
     async def main(clock: HeldClock) -> None:
         limiter = AsyncLimiter(LeakyBucketQueue("10/s"), store=MemoryStore(clock=clock))
@@ -144,7 +144,7 @@ def test_a_cancelled_task_gives_its_turn_to_those_behind() -> None:
 
 
 def test_a_task_that_times_out_never_took_a_turn() -> None:
-    """A deadline shorter than the wait refuses at once, and the next in line gets the turn that it would have had."""
+    """A deadline shorter than the wait refuses at once, and the next waiter gets the start that it would have had."""
 
     async def main(clock: ManualClock) -> tuple[int, int]:
         limiter = AsyncLimiter(LeakyBucketQueue("10/s"), store=MemoryStore(clock=clock))
@@ -160,7 +160,7 @@ def test_a_task_that_times_out_never_took_a_turn() -> None:
 
 @pytest.mark.parametrize("text", ["leaky bucket queue 100/s", "token bucket 100/s burst 1", "sliding window counter 1/10ms"])
 def test_threads_are_served_in_order_of_arrival(text: str) -> None:
-    """Threads that ask one after the other come through in that order, also where a rule can't reserve."""
+    """Threads that call one after the other come through in that order, also where a rule can't reserve."""
     limiter, done = Limiter(text), []
     limiter.acquire("a")
     threads = []

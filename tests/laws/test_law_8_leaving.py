@@ -1,4 +1,4 @@
-"""Law 8 while waiters leave: throughput, order and what is left behind, on memory, a shared file and Redis, in virtual time."""
+"""Law 8 while waiters leave: throughput, order and the remaining charges, on memory, a shared file and Redis, in virtual time."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ RULES = [TokenBucket("200/s burst 1"), LeakyBucketQueue("200/s"), SlidingWindowL
 
 @pytest.mark.parametrize("limit", RULES, ids=lambda limit: limit.kind)
 def test_a_quarter_that_leaves_at_random_costs_no_throughput(limit: Any, make_store: MakeStore) -> None:
-    """40 tasks ask again and again, a quarter of them cancelled while they wait: 95 % of the rate is used; then none waits."""
+    """40 tasks call again and again, a quarter of them cancelled while they wait: 95 % of the rate is used; then none waits."""
 
     @effort(2, least=1)
     @given(st.integers(0, 2**32))
@@ -188,7 +188,7 @@ def test_one_that_leaves_wakes_one_waiter_and_not_all_behind_it(make_store: Make
     asyncio.run(main())
 
 
-def test_a_charge_from_before_a_reset_gives_nothing_back_whoever_waits_behind(make_store: MakeStore) -> None:
+def test_a_charge_from_before_a_reset_gives_nothing_back(make_store: MakeStore) -> None:
     """Waiters from before and after a reset do not exchange their starts: those from after it keep what they have paid for."""
 
     async def main() -> None:
@@ -233,7 +233,7 @@ STEPS = st.one_of(
 
 
 class Asked:
-    """One call of `acquire`: when it came, what it wanted, and the number of resets of its keys by then."""
+    """One call of `acquire`: its time, its costs, and the number of resets of its keys by then."""
 
     def __init__(self, history: History, keys: dict[str, str], cost: int, timeout_ms: int | None) -> None:
         self.keys, self.cost = keys, cost
@@ -290,7 +290,7 @@ class History:
                 self.reset_at[pair, self.resets[pair]] = self.clock.now_us()
 
     def served(self, pair: Pair, resets: int) -> list[Asked]:
-        """Those that asked for a key after so many resets of it and were served, in the order in which they came."""
+        """The served calls that asked for a key after so many resets of it, in order of arrival."""
         return [one for one in self.asked if one.resets.get(pair) == resets and one.start_us() is not None]
 
     def check_order(self) -> None:
@@ -310,7 +310,7 @@ class History:
             assert one.start_us() in (None, one.ended_us), one.number
 
     def replayed(self, pair: Pair) -> Limiter:
-        """A limiter that knows only those that were served, each at its start: it admits all of them."""
+        """A limiter that knows only the served calls, each at its start: it admits all of them."""
         clock = ManualClock(NOON)
         model = Limiter(self.limits[pair[0]], store=MemoryStore(clock=clock))
         for resets in range(self.resets[pair] + 1):
@@ -326,7 +326,7 @@ class History:
         return model
 
     async def check_rest(self) -> None:
-        """What left is available again, whoever else was served: the next call gets what it would get without those."""
+        """What left is available again, whichever others were served: the next call gets what it would get without those."""
         for pair in self.resets:
             model, (name, key) = self.replayed(pair), pair
             for cost in (1, 2):

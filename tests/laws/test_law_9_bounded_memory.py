@@ -24,7 +24,7 @@ every_kind = pytest.mark.parametrize("kind", list(FIFTY))
 
 @pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule.kind)
 def test_forgetting_idle_keys_changes_no_answer(rule: type[Limit]) -> None:
-    """Swept between any two steps, a limiter still says what the model says, which never forgets."""
+    """Swept between any two steps, a limiter still answers as the model, which never forgets."""
 
     @effort(40)
     @given(limits(rule).flatmap(lambda limit: st.tuples(st.just(limit), traces([limit], several_keys=True, gives=False))))
@@ -36,8 +36,8 @@ def test_forgetting_idle_keys_changes_no_answer(rule: type[Limit]) -> None:
 
 
 class Flooded:
-    """A bounded store and one without bounds that the same calls go to, on one clock. `known` keys had cells of their own from
-    the start; they are compared as long as they are not as new, since after that a full store may let them share a cell."""
+    """A bounded and an unbounded store that get the same calls, on one clock. `known` keys had cells of their own from the start;
+    they are compared as long as they are not as new, since after that a full store may let them share a cell."""
 
     def __init__(self, store: Store, clock: ManualClock, limits: list[Limit]) -> None:
         self.store, self.clock = store, clock
@@ -45,7 +45,7 @@ class Flooded:
         rules = {f"limit {number}": limit for number, limit in enumerate(limits)}
         self.limiters = [Limiter({name: limit}, store=store, name="n") for name, limit in rules.items()]
         self.twins = [Limiter({name: limit}, store=self.free, name="n") for name, limit in rules.items()]
-        if len(rules) > 1:  # and a limiter that asks all of them at once
+        if len(rules) > 1:  # and a limiter that decides all of them at once
             self.limiters.append(Limiter(rules, store=store, name="n"))
             self.twins.append(Limiter(rules, store=self.free, name="n"))
         self.known: set[tuple[int, str]] = set()
@@ -102,7 +102,7 @@ steps = st.lists(
 
 @pytest.mark.parametrize("kind", ["memory", "shared"])
 @pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule.kind)
-def test_floods_reset_nobody_and_leave_nothing_that_is_as_new(rule: type[Limit], kind: str) -> None:
+def test_floods_reset_no_key_and_leave_nothing_that_is_as_new(rule: type[Limit], kind: str) -> None:
     """Random floods at random times over one to three limits: no more than max_keys keys, known keys are decided as in a store
     without bounds, and what is as new goes at least as fast as new keys come."""
 
@@ -167,7 +167,7 @@ def test_a_stranger_is_not_forgiven_when_room_comes_up(kind: str) -> None:
 
 @every_kind
 def test_idle_keys_vanish(kind: str) -> None:
-    """When their time is over all keys are gone: at once when swept, and otherwise a few with every call."""
+    """Expired keys are gone: at once when swept, and otherwise a few with every call."""
     clock = ManualClock(1_700_000_123.456789)
     store = MemoryStore(clock=clock)
     limiter = Limiter(FIFTY[kind], store=store)

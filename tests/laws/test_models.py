@@ -1,4 +1,4 @@
-"""Every rule says what its slow, exact model says: pure function by pure function, and through the limiter."""
+"""Every rule answers as its slow, exact model: pure function by pure function, and through the limiter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ every_rule = pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule
 
 
 @every_rule
-def test_decide_is_what_the_model_says(rule: type[Limit]) -> None:
+def test_decide_answers_as_the_model(rule: type[Limit]) -> None:
     """Hits, reservations and common starts: start, retry, remaining and reset are the model's, compared with ==."""
 
     @effort(150)
@@ -30,8 +30,8 @@ def test_decide_is_what_the_model_says(rule: type[Limit]) -> None:
 
 
 @every_rule
-def test_give_back_is_what_the_model_says(rule: type[Limit]) -> None:
-    """Cancels, settlements below and above, refunds: the rule stands where the model stands, or between its two walls."""
+def test_give_back_answers_as_the_model(rule: type[Limit]) -> None:
+    """Cancels, settlements below and above, refunds: the rule's state is the model's, or between its two bounds."""
 
     @effort(150)
     @given(with_traces(rule, late=False))
@@ -42,8 +42,8 @@ def test_give_back_is_what_the_model_says(rule: type[Limit]) -> None:
 
 
 @pytest.mark.parametrize("rule", [rule for rule in LIMITS if rule is not FixedWindow], ids=lambda rule: rule.kind)
-def test_give_back_is_what_the_model_says_of_common_starts(rule: type[Limit]) -> None:
-    """The same, with charges that stand at a later, common start. (A fixed window takes what it forgot for full: see law 3.)"""
+def test_give_back_answers_as_the_model_for_common_starts(rule: type[Limit]) -> None:
+    """The same, with charges that have a later, common start. (A fixed window takes what it forgot for full: see law 3.)"""
 
     @effort(150)
     @given(with_traces(rule))
@@ -54,7 +54,7 @@ def test_give_back_is_what_the_model_says_of_common_starts(rule: type[Limit]) ->
 
 
 @every_rule
-def test_a_limiter_is_what_the_model_says(rule: type[Limit]) -> None:
+def test_a_limiter_answers_as_the_model(rule: type[Limit]) -> None:
     """Every verb of a limiter, clocks that go back too: each answer, and each reservation's start, is the model's."""
 
     @effort(60)
@@ -72,7 +72,7 @@ def test_a_limiter_is_what_the_model_says(rule: type[Limit]) -> None:
         lambda some: st.tuples(st.just(some), traces(some, several_keys=True, backwards=True, gives=False))
     )
 )
-def test_several_limits_are_what_the_model_says(drawn: tuple[list[Limit], list[Any]]) -> None:
+def test_several_limits_answer_as_the_model(drawn: tuple[list[Limit], list[Any]]) -> None:
     """Two to five limits of any kind, with keys and costs of their own, reserved at a common instant."""
     some, trace = drawn
     lockstep({f"limit {number}": limit for number, limit in enumerate(some)}, trace)

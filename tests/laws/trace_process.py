@@ -1,4 +1,4 @@
-"""Plays traces that come in as JSON lines and writes what was answered: run by another interpreter, or another build.
+"""Plays traces from JSON lines and writes the results; run by another interpreter, or another build.
 
 A line is `[[text of a limit, …], [[name of a step, field, …], …]]`.
 """
@@ -34,7 +34,7 @@ def as_tuple(field: Any) -> Any:
 
 
 def answers(line: str) -> str:
-    """What a limiter says to each step, as JSON; infinity is written as Python's json writes it."""
+    """A limiter's result of each step, as JSON; infinity is written as Python's json writes it."""
     limits, trace = read(line)
     clock = ManualClock(1_700_000_123.456789)
     limiter = Limiter({f"limit {number}": limit for number, limit in enumerate(limits)}, store=MemoryStore(clock=clock))

@@ -44,7 +44,7 @@ def test_what_is_free_is_taken_without_a_sleep(make, limit, clock):
 
 
 @every_kind
-def test_an_acquire_waits_exactly_as_long_as_a_hit_was_told(make, limit, clock):
+def test_an_acquire_waits_for_the_retry_after_of_a_hit(make, limit, clock):
     """Without other callers, acquire sleeps for the retry_after of the same hit, to the microsecond."""
     limiter = make(limit)
     limiter.hit("a", cost=10)
@@ -55,7 +55,7 @@ def test_an_acquire_waits_exactly_as_long_as_a_hit_was_told(make, limit, clock):
 
 
 @pytest.mark.parametrize("limit", RESERVING, ids=str)
-def test_the_decision_says_how_long_it_waited(make, limit):
+def test_the_decision_has_the_time_waited(make, limit):
     """The decision of an acquire that slept carries its wait."""
     limiter = make(limit)
     limiter.hit("a", cost=10)
@@ -64,7 +64,7 @@ def test_the_decision_says_how_long_it_waited(make, limit):
 
 
 class Recording(ManualClock):
-    """Writes down every sleep."""
+    """Records every sleep."""
 
     def __init__(self, start):
         super().__init__(start)
@@ -155,7 +155,7 @@ def test_a_full_queue_refuses_at_once(make, clock):
 
 
 def test_the_refusal_carries_the_decision(make):
-    """RateLimited says by which limit and when to come back, in words and as a decision."""
+    """RateLimited names the limit and the retry time, in its message and as a decision."""
     limiter = make(TokenBucket("5/s burst 10"), name="search")
     limiter.hit("a", cost=10)
     with pytest.raises(RateLimited, match=r"'search' refused: try again in 0\.200 s") as caught:
@@ -164,7 +164,7 @@ def test_the_refusal_carries_the_decision(make):
     assert caught.value.retry_after == 0.2
 
 
-def test_the_refusal_of_what_can_never_fit_says_so(make):
+def test_the_refusal_of_what_can_never_fit_has_the_size(make):
     """A cost that can never fit is refused with the limit's size."""
     with pytest.raises(RateLimited, match="can never admit this cost: its limit is 10"):
         make(TokenBucket("5/s burst 10")).acquire("a", cost=11)
@@ -182,7 +182,7 @@ def test_a_patient_refusal_counts_the_patience(make, clock):
 
 
 def test_waiters_at_one_instant_get_starts_in_order(held):
-    """Reservations of one key stand one behind the other, in the order in which they were made."""
+    """Reservations of one key are in a queue, in the order in which they were made."""
     limiter = Limiter("5/s burst 1", store=MemoryStore(clock=held))
     assert [limiter.reserve("a").wait for _ in range(4)] == [0.0, 0.2, 0.4, 0.6]
 
@@ -209,8 +209,8 @@ def test_numbers_count_acquires(make, limit):
 @pytest.mark.parametrize(
     "limits", [SlidingWindowCounter("10/min"), {"a": SlidingWindowCounter("10/min"), "b": TokenBucket("20/min")}]
 )
-def test_a_call_whose_time_is_over_before_it_is_first_is_told_of_a_refusal(limits):
-    """A small call waits behind a large one: what the limit has left is not for it, and its decision is a refusal."""
+def test_a_call_whose_time_is_over_before_it_is_first_is_refused(limits):
+    """A small call waits behind a large one: it can't take what the limit has left, and its decision is a refusal."""
     clock = HeldClock()
     limiter = AsyncLimiter(limits, store=MemoryStore(clock=clock))
 

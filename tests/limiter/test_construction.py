@@ -1,4 +1,4 @@
-"""Making limiters and stores: what is accepted, what is said otherwise, numbers, and closing."""
+"""Making limiters and stores: accepted arguments, errors for the others, numbers, and closing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_store_may_be_a_url(limiter_class):
 @limiter_classes
 @pytest.mark.parametrize("limits", [None, 5, 5.0, b"5/s", Ellipsis, TokenBucket, {"a": 5}, {"a": None}, [5]], ids=repr)
 def test_what_is_no_limit_is_a_configuration_error(limiter_class, limits):
-    """A limiter of something that is no limit says what to write."""
+    """A limiter of something that is no limit is an error that names the right form."""
     with pytest.raises(ConfigurationError, match="expected a limit"):
         limiter_class(limits)
 
@@ -79,7 +79,7 @@ def test_a_limits_name_must_be_a_text(limiter_class, name):
 @limiter_classes
 @pytest.mark.parametrize("store", [5, Ellipsis, MemoryStore, {}], ids=repr)
 def test_a_store_must_be_a_store(limiter_class, store):
-    """`store=` that is no store is a ConfigurationError that says what to give."""
+    """`store=` that is no store is a ConfigurationError that names the right form."""
     with pytest.raises(ConfigurationError, match="memory://"):
         limiter_class("5/s", store=store)
 
@@ -101,7 +101,7 @@ def test_limits_may_come_in_a_sequence(limiter_class):
 
 
 def test_a_memory_store_from_its_url():
-    """memory:// is a MemoryStore, and may say how many keys it holds."""
+    """memory:// is a MemoryStore, and may set its number of keys."""
     assert store_from_url("memory://").capacity.max_keys == 1_000_000
     assert store_from_url("memory://?max_keys=50").capacity.max_keys == 50
 
@@ -123,7 +123,7 @@ def test_a_memory_store_from_its_url():
     ],
 )
 def test_a_url_that_is_none_shows_itself(url):
-    """A URL that names no store or a wrong option is a ConfigurationError that shows what is wrong."""
+    """A URL that names no store or a wrong option is a ConfigurationError that names the mistake."""
     with pytest.raises(ConfigurationError) as caught:
         store_from_url(url)
     assert repr(url) in str(caught.value) or "max_keys" in str(caught.value)
@@ -150,7 +150,7 @@ def test_stats_count_decisions(make):
 
 
 def test_a_peek_is_not_counted(make):
-    """Looking counts as nothing."""
+    """Peeks are not counted."""
     limiter = make("2/s")
     limiter.peek("a")
     limiter.peek("a", cost=9)
@@ -158,7 +158,7 @@ def test_a_peek_is_not_counted(make):
 
 
 def test_giving_back_is_not_counted(make):
-    """refund, reset and settle are no decisions."""
+    """refund, reset and settle are not counted as decisions."""
     limiter = make("2/s")
     limiter.reserve("a", cost=2).settle(1)
     limiter.refund("a")
@@ -209,7 +209,7 @@ def test_an_async_limiter_closes_a_store_that_it_made():
 
 
 def test_a_store_is_a_context_manager_too(clock):
-    """A store's block lets go of its keys at its end, in sync and async."""
+    """A store's block drops its keys at its end, in sync and async."""
     with MemoryStore(clock=clock) as store:
         Limiter("5/s", store=store).hit("a")
     assert len(store) == 0
@@ -242,7 +242,7 @@ def test_async_with_a_sync_limiter_names_the_async_one(store):
 
 
 def test_messages_name_the_argument_or_an_example(store):
-    """A duration that is none is named by its argument; what is no limit gets an example of one."""
+    """An invalid duration is named by its argument; an invalid limit's error has an example."""
     for limit in (SlidingWindowCounter("1/min"), "5/s"):
         with pytest.raises(ValueError, match="timeout='soon'"):
             Limiter(limit, store=store).acquire("a", timeout="soon")

@@ -1,4 +1,4 @@
-"""The answer: its fields, its truth, and that it is a plain value."""
+"""Decision: its fields, its truth, and that it is a plain value."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def both(store):
     return Limiter({"user": TokenBucket("5/s burst 10"), "tenant": FixedWindow("100/min")}, store=store)
 
 
-def test_an_allowed_hit_says_all_there_is_to_know(limiter):
+def test_the_fields_of_an_allowed_hit(limiter):
     """An allowed hit: limit, remaining after it, time to full, and nothing to wait for."""
     found = limiter.hit("a", cost=4)
     assert found.to_dict() == {
@@ -49,8 +49,8 @@ def test_an_allowed_hit_says_all_there_is_to_know(limiter):
     }
 
 
-def test_a_refused_hit_says_when_to_come_back(limiter):
-    """A refused hit: what is there now, and the wait for this same call."""
+def test_a_refused_hit_has_a_retry_time(limiter):
+    """A refused hit: what remains, and the wait for this same call."""
     limiter.hit("a", cost=8)
     found = limiter.hit("a", cost=5)
     assert (found.allowed, found.remaining, found.retry_after, found.wait) == (False, 2, 0.6, 0.0)
@@ -68,7 +68,7 @@ def test_never_is_an_infinite_wait(limiter):
 
 
 def test_one_limit_has_one_decision(limiter):
-    """Where one limit decides, `decisions` is that one."""
+    """Where one limit decides, `decisions` has one element."""
     found = limiter.hit("a")
     assert found.decisions == (found,)
 
@@ -160,7 +160,7 @@ def test_a_decision_never_changes_after_it_was_given(limiter, clock):
 
 @pytest.mark.skipif(not limitkeeper.compiled, reason="objects with slots are tracked where they are not compiled")
 def test_a_decision_is_nothing_to_the_garbage_collector(limiter):
-    """A decision of one limit points nowhere, so the garbage collector does not track it."""
+    """A decision of one limit has no references, so the garbage collector does not track it."""
     limiter.hit("a", cost=9)
     for found in (limiter.hit("a"), limiter.hit("a"), limiter.peek("a"), limiter.reserve("a").decision):
         assert not gc.is_tracked(found)
@@ -179,7 +179,7 @@ ONE_TAKEN = {
 
 @pytest.mark.parametrize(("limit", "expected"), ONE_TAKEN.values(), ids=ONE_TAKEN)
 def test_limit_remaining_and_reset_of_every_kind(limit, expected, clock, store):
-    """15 s after the minute, one of ten taken: each kind says its limit, what is left, and when the key is as new."""
+    """15 s after the minute, one of ten taken: each kind reports its limit, what is left, and when the key is as new."""
     clock.advance(15)
     found = Limiter(limit, store=store).hit("a")
     assert (found.limit, found.remaining, found.reset_after) == expected
@@ -187,7 +187,7 @@ def test_limit_remaining_and_reset_of_every_kind(limit, expected, clock, store):
 
 @pytest.mark.parametrize("limit", [limit for limit, _ in ONE_TAKEN.values()], ids=ONE_TAKEN)
 def test_a_key_is_as_new_when_its_reset_is_over(limit, clock, store):
-    """After `reset_after` a key answers as an unseen one, and not a microsecond before."""
+    """After `reset_after` a key answers as a new one, and not a microsecond before."""
     limiter = Limiter(limit, store=store)
     limiter.acquire("a", cost=7)
     left = limiter.peek("a").reset_after
@@ -200,7 +200,7 @@ def test_a_key_is_as_new_when_its_reset_is_over(limit, clock, store):
 
 @pytest.mark.parametrize("limit", [limit for limit, _ in ONE_TAKEN.values()], ids=ONE_TAKEN)
 def test_a_new_key_has_all_and_resets_at_once(limit, store):
-    """An unseen key has everything remaining, and a reset_after of 0."""
+    """A new key has everything remaining, and a reset_after of 0."""
     found = Limiter(limit, store=store).peek("unseen")
     assert (found.remaining, found.reset_after, found.retry_after) == (limit.capacity, 0.0, 0.0)
 

@@ -1,4 +1,4 @@
-"""The decorator on generators: it asks once, and everything that is sent, thrown or closed goes through it."""
+"""The decorator on generators: it takes one permit, and everything that is sent, thrown or closed goes through it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def limiter(request, store):
 
 
 def test_generators(limiter):
-    """A decorated generator function asks when its first value is asked for, once."""
+    """A decorated generator function is charged when its first value is requested, once."""
 
     @limiter.limit(key="a")
     def count(to):
@@ -30,7 +30,7 @@ def test_generators(limiter):
         next(count(1))
 
 
-def test_generators_speak_both_ways(limiter):
+def test_generators_send_and_receive(limiter):
     """send, throw, close and the return value of a generator work through the decorator."""
     closed = []
 
@@ -58,7 +58,7 @@ def test_generators_speak_both_ways(limiter):
 
 
 def test_async_generators(limiter):
-    """A decorated async generator function asks when its first value is asked for, once."""
+    """A decorated async generator function is charged when its first value is requested, once."""
 
     @limiter.limit(key="a")
     async def count(to):
@@ -77,10 +77,10 @@ def test_async_generators(limiter):
 
 @pytest.fixture
 def talk(limiter):
-    """An async generator that says what it hears, and what ended it."""
+    """An async generator that records what it receives, and what ended it."""
 
     @limiter.limit(key="a")
-    async def speak(heard):
+    async def exchange(heard):
         try:
             got = None
             while True:
@@ -94,7 +94,7 @@ def talk(limiter):
         finally:
             heard.append("closed")
 
-    return speak
+    return exchange
 
 
 def test_asend_works_through_the_decorator(talk):
@@ -126,7 +126,7 @@ def test_athrow_works_through_the_decorator(talk):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, asyncio.CancelledError], ids=lambda error: error.__name__)
 def test_any_exception_thrown_in_reaches_the_generator(talk, error):
-    """An exception that the generator does not catch is seen by it as it is, and comes out again."""
+    """An uncaught exception reaches the generator unchanged, and propagates."""
 
     async def main():
         heard = []
@@ -156,7 +156,7 @@ def test_aclose_closes_the_generator_inside(talk):
 
 
 def test_breaking_out_of_async_for_and_closing_runs_the_finally(talk):
-    """Who breaks out of `async for` and closes the generator runs its finally block."""
+    """Breaking out of `async for` and closing the generator runs its finally block."""
 
     async def main():
         heard = []
@@ -170,7 +170,7 @@ def test_breaking_out_of_async_for_and_closing_runs_the_finally(talk):
 
 
 def test_an_exception_of_the_generator_comes_out(limiter):
-    """What an async generator raises comes out as it is."""
+    """An exception of an async generator propagates unchanged."""
 
     @limiter.limit(key="a")
     async def fail():

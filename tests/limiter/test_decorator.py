@@ -209,8 +209,8 @@ def test_static_and_class_methods(limiter):
 
 
 @pytest.mark.parametrize("kind", [staticmethod, classmethod], ids=["staticmethod", "classmethod"])
-def test_above_a_static_or_class_method_it_says_where_to_go(limiter, kind):
-    """Put above @staticmethod or @classmethod, the decorator is a TypeError that says to put it below."""
+def test_above_a_static_or_class_method_it_is_an_error_with_the_remedy(limiter, kind):
+    """Above @staticmethod or @classmethod, the decorator is a TypeError with the remedy: put it below."""
     with pytest.raises(TypeError, match="below @staticmethod and @classmethod"):
         limiter.limit(key="a")(kind(lambda *_: 1))
 
@@ -222,7 +222,7 @@ def test_it_decorates_nothing_but_functions(limiter):
 
 
 def test_coroutines(limiter, clock):
-    """A decorated coroutine function is one still: it waits without blocking, and raises when refused."""
+    """A decorated coroutine function stays one: it waits without blocking, and raises when refused."""
 
     @limiter.limit(key=lambda name: name)
     async def greet(name):
@@ -264,7 +264,7 @@ def test_a_coroutine_that_is_never_awaited_takes_nothing(limiter):
 
 
 def test_on_a_sliding_counter(clock, store):
-    """A limit that can't reserve decorates too: calls wait their turn in line."""
+    """A limit that can't reserve decorates too: calls wait in a queue."""
     limiter = Limiter(SlidingWindowCounter("1/s"), store=store)
 
     @limiter.limit(key="a", timeout=5)
@@ -274,7 +274,7 @@ def test_on_a_sliding_counter(clock, store):
     assert run() + 2_000_000 == run()
 
 
-def test_recursion_asks_every_time(limiter):
+def test_recursion_is_charged_every_time(limiter):
     """A decorated function that calls itself is limited on every call."""
 
     @limiter.limit(key="a")

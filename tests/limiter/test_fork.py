@@ -32,7 +32,7 @@ class Recorder:
 
 
 def in_child(question):
-    """The text that a forked child answers."""
+    """The text that a forked child writes."""
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -48,7 +48,7 @@ def test_a_refused_hit_takes_nothing(make, limit):
 
 @every_kind
 def test_a_peek_answers_as_a_hit_would(make, limit):
-    """Peek and hit agree on whether and when, as long as nothing comes in between."""
+    """Peek and hit agree on whether and when, without other calls in between."""
     limiter = make(limit)
     for cost in (3, 9, 5, 11, 2, 1):
         peeked = limiter.peek("a", cost=cost)
@@ -58,7 +58,7 @@ def test_a_peek_answers_as_a_hit_would(make, limit):
 
 @every_kind
 def test_a_peek_stores_nothing(make, limit, store):
-    """A peek leaves no key behind, and shows what is there now rather than what would be left."""
+    """A peek leaves no key behind, and shows what remains now, not after the hit."""
     limiter = make(limit)
     assert limiter.peek("a", cost=4).remaining == 10
     assert limiter.peek("a", cost=4).remaining == 10
@@ -67,7 +67,7 @@ def test_a_peek_stores_nothing(make, limit, store):
 
 @every_kind
 def test_keys_are_independent(make, limit):
-    """One key used up says nothing about another."""
+    """Using up one key leaves others unchanged."""
     limiter = make(limit)
     limiter.hit("a", cost=10)
     assert limiter.hit("b", cost=10)
@@ -88,7 +88,7 @@ def test_a_cost_of_zero_is_always_allowed_and_stores_nothing(make, limit, store)
 @every_kind
 @pytest.mark.parametrize("cost", [11, 10**9, 2**53, 2**63, 2**64 + 1, 10**30])
 def test_a_cost_above_the_capacity_is_never(make, limit, cost):
-    """What is larger than the capacity is never admitted, however large, and takes nothing."""
+    """A cost above the capacity is never admitted, however large, and takes nothing."""
     limiter = make(limit)
     found = limiter.hit("a", cost=cost)
     assert (found.allowed, found.retry_after, found.remaining) == (False, math.inf, 10)
@@ -173,7 +173,7 @@ def test_a_subclass_of_str_is_the_text_in_it(make):
 
 @pytest.mark.parametrize("key", [42, None, b"a", 1.5, ("a",), ["a"], True], ids=repr)
 def test_a_key_of_another_type_is_a_type_error(make, key):
-    """A key that is no str is a TypeError which names its type and says what to pass."""
+    """A key that is no str is a TypeError with its type and the right one."""
     limiter = make(TokenBucket("5/s burst 10"))
     for verb in (limiter.hit, limiter.peek, limiter.acquire, limiter.reserve, limiter.refund, limiter.reset):
         with pytest.raises(TypeError, match=f"got {type(key).__name__}"):
@@ -183,7 +183,7 @@ def test_a_key_of_another_type_is_a_type_error(make, key):
 
 
 def test_time_brings_back_what_was_taken(make, clock):
-    """After the promised wait the same hit is allowed, and one microsecond before it is not."""
+    """At its retry time the same hit is allowed, and one microsecond before it is not."""
     for limit in KINDS:
         limiter = make(limit)
         limiter.hit("a", cost=10)

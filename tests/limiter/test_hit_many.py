@@ -61,7 +61,7 @@ def test_costs_must_be_as_many_as_keys(make, costs):
 
 
 @pytest.mark.parametrize("cost", [True, 1.5, -1, [1, -1], [1, True], [1, 1.0]], ids=repr)
-def test_a_wrong_cost_takes_nothing_from_anybody(make, cost):
+def test_a_wrong_cost_charges_no_key(make, cost):
     """A cost that is no whole number is an InvalidCost before any key is charged."""
     limiter = make("5/s")
     with pytest.raises(InvalidCost):
@@ -92,7 +92,7 @@ def test_a_key_with_every_limit_skipped_is_allowed(make):
 
 
 class Counting(ManualClock):
-    """Counts how often it is read, and is later every time."""
+    """A clock that counts its reads, and is later every time."""
 
     reads = 0
 
@@ -131,6 +131,6 @@ def test_they_are_counted_as_single_hits(make):
 @pytest.mark.parametrize("keys", ["abc", {"a": "k"}])
 @pytest.mark.parametrize("cost", [1, 2])
 def test_one_key_is_no_list_of_keys(make, keys, cost):
-    """A text is not taken for its characters, nor a mapping for its names."""
+    """A str is not taken for its characters, nor a mapping for its names."""
     with pytest.raises(TypeError, match="expected a list of keys, got one key"):
         make({"a": "5/s", "b": "9/s"} if isinstance(keys, dict) else "5/s").hit_many(keys, cost)

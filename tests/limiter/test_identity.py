@@ -1,4 +1,4 @@
-"""Names, and what state belongs to: (limiter name, limit name, algorithm, key)."""
+"""Names, and the identity of state: (limiter name, limit name, algorithm, key)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from limitkeeper import (
 
 
 def test_a_limiter_is_named_by_its_rule(make):
-    """Without a name a limiter goes by the canonical text of its rule, and so do its decisions."""
+    """Without a name a limiter has the canonical text of its rule as its name, and so do its decisions."""
     limiter = make("5 per second BURST 10")
     assert limiter.name == "token bucket 5/s burst 10"
     assert limiter.hit("a").name == "token bucket 5/s burst 10"
@@ -54,7 +54,7 @@ def test_an_explicit_name_is_the_decisions_name(make):
 
 
 def test_limits_of_a_mapping_go_by_their_names(make):
-    """In a mapping each limit goes by its own name."""
+    """In a mapping each limit has its own name."""
     limiter = make({"user": "5/s", "tenant": "9/s"}, name="api")
     assert (limiter.name, [part.name for part in limiter.hit("a").decisions]) == ("api", ["user", "tenant"])
 
@@ -67,14 +67,14 @@ def test_one_name_with_another_algorithm_is_another_state(make):
 
 
 def test_a_bucket_keeps_its_state_under_a_changed_rate(make):
-    """Under an explicit name a changed rate goes on with what was taken."""
+    """Under an explicit name a changed rate keeps what was taken."""
     make("5/s burst 10", name="api").hit("a", cost=4)
     assert make("7/s burst 10", name="api").peek("a").remaining == 6
     assert make("7/s burst 20", name="api").peek("a").remaining == 16
 
 
 def test_a_bucket_is_clamped_to_a_smaller_burst(make, clock):
-    """What was missing from a larger bucket is clamped to the smaller one: empty, never in debt."""
+    """A deficit of a larger bucket is clamped to the smaller one: empty, never in debt."""
     make("5/s burst 100", name="api").hit("a", cost=60)
     small = make("5/s burst 10", name="api")
     assert small.peek("a").remaining == 0
@@ -167,7 +167,7 @@ def test_changing_there_and_back_gives_nothing_away(make):
 
 
 def test_initial_is_what_every_key_holds_at_the_limiters_birth(make, clock):
-    """A key first seen later holds min(burst, initial + rate × age), whenever it is first seen."""
+    """A new key holds min(burst, initial + rate × age), whenever it is first used."""
     limiter = make("5/s burst 100 initial 10")
     assert limiter.peek("a").remaining == 10
     clock.advance(2)
@@ -177,14 +177,14 @@ def test_initial_is_what_every_key_holds_at_the_limiters_birth(make, clock):
 
 
 def test_initial_with_several_limits_counts_from_the_limiters_birth(make, clock):
-    """Among several limits too the ramp starts when the limiter is made, not when it is first asked."""
+    """Among several limits too the ramp starts when the limiter is made, not at its first call."""
     limiter = make({"slow start": "5/s burst 100 initial 10", "window": "fixed window 1000/min"})
     clock.advance(2)
     assert limiter.peek({"slow start": "a", "window": None}).remaining == 20
 
 
 def test_an_idle_key_of_a_ramping_bucket_is_not_better_off(make, clock, store):
-    """A key that used its initial tokens and waited holds what an unseen key minus its use would."""
+    """A key that used its initial tokens and waited holds what a new key minus its use would."""
     limiter = make("5/s burst 100 initial 10")
     limiter.hit("a", cost=10)
     clock.advance(2)
@@ -192,8 +192,8 @@ def test_an_idle_key_of_a_ramping_bucket_is_not_better_off(make, clock, store):
     assert (limiter.peek("a").remaining, limiter.peek("unseen").remaining) == (10, 20)
 
 
-def test_a_new_limiter_on_an_old_store_knows_its_keys(store):
-    """A limiter made again on its store goes on where it was."""
+def test_a_new_limiter_on_an_old_store_has_its_keys(store):
+    """A limiter made again on its store continues with the same state."""
     Limiter("5/s", store=store).hit("a", cost=5)
     assert not Limiter("5/s", store=store).hit("a")
 

@@ -19,7 +19,7 @@ class StillClock(ManualClock):
 @pytest.mark.parametrize("behind", [False, True], ids=["alone", "then another"])
 @pytest.mark.parametrize("method", ["acquire", "reserve"])
 def test_an_interrupt_at_any_moment_gives_back_what_several_limits_were_charged(method, behind):
-    """A call that waits for two limits and is interrupted leaves both as they were: nobody waits, and others can."""
+    """A call that waits for two limits and is interrupted leaves both as they were: none waits, and others can."""
     limiter = Limiter({"a": "10/s", "b": "fixed window 10/min"}, store=MemoryStore(clock=StillClock(1000)))
     limiter.hit("k", 10)
     free = limiter.peek("k", 10)

@@ -37,7 +37,7 @@ def test_a_failing_store_is_an_event_for_settle_and_cancel(make, wrapped, verb):
 
 
 def test_a_failing_store_does_not_hide_an_interrupt(held, eventually, wrapped):
-    """KeyboardInterrupt during an acquire's sleep goes on as it is when the place can't be given back."""
+    """KeyboardInterrupt during an acquire's sleep propagates unchanged when the place can't be given back."""
     wrapped.inner = MemoryStore(clock=held)
     limiter = Limiter("1/s", store=wrapped)
     limiter.hit("a")
@@ -82,7 +82,7 @@ def test_a_failing_store_does_not_hide_a_cancellation(held, wrapped):
     assert asyncio.run(main()) == [StoreUnavailable]
 
 
-def test_a_failing_refund_is_the_callers_to_know(make, wrapped):
+def test_a_failing_refund_raises(make, wrapped):
     """A refund is a call of its own: when the store fails, it raises."""
     limiter = make("5/s", store=wrapped)
     wrapped.failing.add("give_back")
@@ -94,7 +94,7 @@ def test_a_failing_refund_is_the_callers_to_know(make, wrapped):
 
 
 def test_another_store_serves_all_verbs(make, wrapped):
-    """A store that is only the contract serves every verb, near and far."""
+    """A store with only the contract's methods serves every verb, near and far."""
     limiter = make("5/s burst 10", store=wrapped)
     assert limiter.hit("a", cost=4).remaining == 6
     assert limiter.peek("a").remaining == 6
@@ -107,7 +107,7 @@ def test_another_store_serves_all_verbs(make, wrapped):
 
 
 def test_an_acquire_is_one_decision(make, wrapped):
-    """An acquire asks the store once, whether it waits or not."""
+    """An acquire calls the store once, whether it waits or not."""
     limiter = make("5/s burst 10", store=wrapped)
     limiter.acquire("a", cost=10)
     limiter.acquire("a", cost=3)
@@ -115,7 +115,7 @@ def test_an_acquire_is_one_decision(make, wrapped):
 
 
 def test_hit_many_is_one_call_whatever_the_keys(make, wrapped):
-    """hit_many asks the store once; costs and keys are checked before, sync and async."""
+    """hit_many calls the store once; costs and keys are checked before, sync and async."""
     limiter = make("5/s burst 10", store=wrapped)
     limiter.hit_many(["a", "b", "a"], cost=2)
     assert wrapped.calls == ["decide_many"]
@@ -125,7 +125,7 @@ def test_hit_many_is_one_call_whatever_the_keys(make, wrapped):
 
 
 def test_skipped_keys_are_allowed_by_another_store_too(make, wrapped):
-    """Where every limit is skipped nothing limits, whatever the store and the verb."""
+    """Where every limit is skipped nothing is limited, whatever the store and the verb."""
     limiter = make({"user": "1/s", "tenant": "1/s"}, store=wrapped)
     skipped = {"user": None, "tenant": None}
     assert limiter.hit(skipped)
@@ -136,7 +136,7 @@ def test_skipped_keys_are_allowed_by_another_store_too(make, wrapped):
 
 
 def test_those_behind_a_cancelled_reservation_are_not_hurt_by_a_bare_store(make, wrapped):
-    """On a store that is only the contract, cancelling with others behind works; they keep a start that is theirs."""
+    """On a store with only the contract's methods, cancelling with others behind works; they keep valid starts."""
     limiter = make("1/s", store=wrapped)
     limiter.hit("a")
     first, second = limiter.reserve("a"), limiter.reserve("a")

@@ -1,4 +1,4 @@
-"""Giving back after the fact, and forgetting: refund and reset."""
+"""Refund and reset: giving back after the fact, and forgetting."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_bucket_gives_back_what_time_has_not(make, clock):
 
 @pytest.mark.parametrize("limit", [LeakyBucketQueue("5/s"), LeakyBucketQueue("5/s", 10)], ids=str)
 def test_a_queue_wants_cancel(make, limit):
-    """A queue can't take a refund, its turn is over: a ConfigurationError that says to cancel the reservation."""
+    """A queue can't take a refund, its turn is over: a ConfigurationError that names cancelling the reservation as the remedy."""
     limiter = make(limit)
     limiter.hit("a")
     with pytest.raises(ConfigurationError, match="cancel the reservation"):
@@ -141,7 +141,7 @@ def test_reset_forgets_a_key(make, limit, store):
 
 
 def test_resetting_an_unseen_key_gives_it_no_state(make, store, clock):
-    """An unseen key can be reset: it stays full, and is dropped when the reset is no longer remembered."""
+    """A new key can be reset: it stays full, and is dropped when the reset is no longer remembered."""
     limiter = make("5/s")
     limiter.reset("unseen")
     assert limiter.peek("unseen").remaining == 5

@@ -1,4 +1,4 @@
-"""Reservations: charge an estimate, settle the truth."""
+"""Reservations: charge an estimate, settle the real cost."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_huge_truth_is_charged_and_stays_charged(make, limit, used, clock):
 
 @counting
 def test_the_first_settle_decides(make, limit):
-    """A second settle does nothing and says so."""
+    """A second settle does nothing and returns False."""
     limiter = make(limit)
     reservation = limiter.reserve("a", cost=7)
     assert [reservation.settle(4), reservation.settle(1), reservation.settle(9)] == [True, False, False]
@@ -181,7 +181,7 @@ def test_never_settled_keeps_the_charge(make, limit):
 
 @counting
 def test_a_settle_inside_the_block_stands(make, limit):
-    """What was settled inside the block is not touched by leaving it."""
+    """Leaving the block does not change what was settled inside it."""
     limiter = make(limit)
     with limiter.reserve("a", cost=7) as reservation:
         reservation.settle(4)
@@ -191,7 +191,7 @@ def test_a_settle_inside_the_block_stands(make, limit):
 @counting
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_an_exception_gives_all_back(limit, error, store):
-    """Any exception in the block, KeyboardInterrupt too, gives the whole charge back and goes on."""
+    """Any exception in the block, KeyboardInterrupt too, gives the whole charge back and propagates."""
     limiter = Limiter(limit, store=store)
     with pytest.raises(error), limiter.reserve("a", cost=7):
         raise error
@@ -201,7 +201,7 @@ def test_an_exception_gives_all_back(limit, error, store):
 @counting
 @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError, GeneratorExit])
 def test_an_exception_gives_all_back_to_async_code(limit, error, store):
-    """Any exception in an async block, cancellation too, gives the whole charge back and goes on."""
+    """Any exception in an async block, cancellation too, gives the whole charge back and propagates."""
     limiter = AsyncLimiter(limit, store=store)
 
     async def main():
@@ -215,7 +215,7 @@ def test_an_exception_gives_all_back_to_async_code(limit, error, store):
 
 @counting
 def test_an_exception_after_a_settle_leaves_it(store, limit):
-    """The first decides: an exception after a settle gives nothing more back."""
+    """The first of settle and exception decides: an exception after a settle gives nothing more back."""
     limiter = Limiter(limit, store=store)
 
     def settle_and_fail():
@@ -277,7 +277,7 @@ def test_a_reservation_further_away_than_max_wait_is_refused(make):
 
 
 def test_entering_a_refused_reservation_raises(make):
-    """Entering what was refused raises RateLimited with the decision."""
+    """Entering a refused reservation raises RateLimited with the decision."""
     limiter = make("5/s burst 10")
     limiter.hit("a", cost=10)
     with pytest.raises(RateLimited) as caught, limiter.reserve("a", max_wait=0):
@@ -402,7 +402,7 @@ def test_settling_zero_before_the_start_leaves_the_limits_as_they_were(make):
 
 
 def test_one_number_settles_all_that_were_charged_alike(both):
-    """Where every limit was charged the same, one number is the truth for all."""
+    """Where every limit was charged the same, one number settles all."""
     both.reserve("a", cost=6).settle(2)
     assert left(both) == [8, 998]
 
@@ -517,8 +517,8 @@ def test_an_async_reservation_can_be_awaited_or_entered(store):
     assert asyncio.run(main()) == 8
 
 
-def test_the_repr_says_where_it_stands(make):
-    """The repr of a reservation says open, settled or refused."""
+def test_the_repr_shows_the_state(make):
+    """The repr of a reservation shows open, settled or refused."""
     limiter = make("5/s burst 10")
     reservation = limiter.reserve("a", cost=10)
     assert "open: 10 for 'a'" in repr(reservation)

@@ -1,4 +1,4 @@
-"""Several limits at once: all or nothing, and who speaks for all of them."""
+"""Several limits at once: all or nothing, and which of them decides."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_all_are_charged_or_none(limiter):
 
 
 def test_none_skips_a_limit(limiter):
-    """A limit whose key is None is neither asked nor charged, and has no decision."""
+    """A limit whose key is None is neither checked nor charged, and has no decision."""
     found = limiter.hit({"user": "u1", "tenant": None}, cost=10)
     assert [part.name for part in found.decisions] == ["user"]
     assert limiter.peek({"user": None, "tenant": "u1"}).remaining == 20
 
 
 def test_all_skipped_is_allowed(limiter, store):
-    """When every limit is skipped nothing limits, and nothing is stored."""
+    """When every limit is skipped nothing is limited, and nothing is stored."""
     assert limiter.hit({"user": None, "tenant": None}, cost=10**30)
     assert limiter.acquire({"user": None, "tenant": None}).wait == 0.0
     assert len(store) == 0
@@ -100,7 +100,7 @@ def test_a_cost_in_a_mapping_must_be_a_whole_number(limiter):
         limiter.hit("a", cost={"user": 1.5})
 
 
-def test_refused_the_longest_wait_speaks(limiter, clock):
+def test_refused_the_longest_wait_decides(limiter, clock):
     """When both refuse, the limit with the largest retry_after decides."""
     clock.advance(15)
     limiter.hit("a", cost=10)
@@ -110,8 +110,8 @@ def test_refused_the_longest_wait_speaks(limiter, clock):
     assert [part.retry_after for part in found.decisions] == [0.2, 45.0]
 
 
-def test_refused_by_one_only_that_one_speaks(limiter):
-    """When one refuses and the other would not, the refusing one decides, and the part of the other says allowed."""
+def test_refused_by_one_only_that_one_decides(limiter):
+    """When one refuses and the other would not, the refusing one decides, and the other's part is allowed."""
     limiter.hit({"user": "a", "tenant": "b"}, cost=10)
     found = limiter.hit("a")
     assert (found.name, found.retry_after) == ("user", 0.2)
@@ -119,7 +119,7 @@ def test_refused_by_one_only_that_one_speaks(limiter):
     assert [part.remaining for part in found.decisions] == [0, 20]
 
 
-def test_never_speaks_before_not_yet(make):
+def test_never_decides_before_not_yet(make):
     """A limit that can never admit the cost decides, whatever the others would have to wait."""
     limiter = make({"slow": FixedWindow("10/d"), "small": TokenBucket("5/s")})
     limiter.hit({"slow": "a", "small": "b"}, cost={"slow": 10})
@@ -135,8 +135,8 @@ def test_refused_ties_go_to_the_first(make):
     assert limiter.hit("a", cost=6).name == "one"
 
 
-def test_allowed_the_smallest_share_left_speaks(limiter):
-    """When allowed, the limit with the smallest remaining/limit speaks: 4 of 10 before 14 of 20."""
+def test_allowed_the_smallest_share_left_decides(limiter):
+    """When allowed, the limit with the smallest remaining/limit decides: 4 of 10 before 14 of 20."""
     found = limiter.hit("a", cost=6)
     assert (found.name, found.remaining, found.limit) == ("user", 4, 10)
 
@@ -149,13 +149,13 @@ def test_it_is_the_share_that_counts_not_the_number(make):
 
 
 def test_allowed_ties_go_to_the_first(make):
-    """Of limits with the same share left the one named first speaks: 5 of 10 and 10 of 20."""
+    """Of limits with the same share left the one named first decides: 5 of 10 and 10 of 20."""
     limiter = make({"one": TokenBucket("10/s"), "two": FixedWindow("20/min")})
     assert limiter.hit("a", cost={"one": 5, "two": 10}).name == "one"
 
 
-def test_a_peek_lets_the_smallest_share_speak(limiter, store):
-    """A peek that would be allowed speaks like an allowed hit, shows what is there now, and stores nothing."""
+def test_in_a_peek_the_smallest_share_decides(limiter, store):
+    """A peek that would be allowed is decided like an allowed hit, shows what is left now, and stores nothing."""
     limiter.hit({"user": None, "tenant": "a"}, cost=15)
     held = len(store)
     found = limiter.peek("a", cost=3)
@@ -198,7 +198,7 @@ def test_five_limits_decide_in_one_step(make):
 
 
 def test_a_limiter_with_a_counter_does_not_reserve(make):
-    """A limiter that contains a sliding counter answers for now only: a reservation that would wait is refused."""
+    """A limiter with a sliding counter decides for now only: a reservation that would wait is refused."""
     limiter = make({"bucket": TokenBucket("1/s"), "counter": SlidingWindowCounter("10/min")})
     assert limiter.reserve("a")
     refused = limiter.reserve("a", max_wait=5)
@@ -220,7 +220,7 @@ def test_equal_limits_under_two_names_are_two(make):
 
 
 def test_limits_in_a_text_are_named_by_their_text(make):
-    """Several limits in one text go by their canonical text."""
+    """Several limits in one text have their canonical text as name."""
     limiter = make("5/s burst 10; fixed window 20/min")
     assert limiter.hit({"token bucket 5/s burst 10": "a", "fixed window 20/min": None}, cost=10)
     assert limiter.names == ("token bucket 5/s burst 10", "fixed window 20/min")

@@ -71,8 +71,8 @@ def test_unlimited_reservations_that_end_later_are_no_debt(make):
     assert limiter.peek("a").remaining == 6
 
 
-def test_unlimited_still_checks_what_is_asked(make):
-    """Keys and costs are checked as ever, so that tests find wrong ones."""
+def test_unlimited_still_checks_its_arguments(make):
+    """Keys and costs are checked as usual, so that tests find wrong ones."""
     limiter = make({"user": "1/s", "tenant": "1/s"})
     with unlimited():
         with pytest.raises(ConfigurationError):
@@ -86,7 +86,7 @@ def test_unlimited_still_checks_what_is_asked(make):
 # The manual clock
 
 
-def test_a_manual_clock_moves_only_when_told():
+def test_a_manual_clock_moves_only_on_demand():
     """It stands still until it is advanced."""
     clock = ManualClock(1.5)
     assert [clock.now_us(), clock.now_us()] == [1_500_000, 1_500_000]
@@ -117,8 +117,8 @@ def test_sleeping_on_a_manual_clock_moves_it():
     assert clock.now_us() == 4_000_000
 
 
-def test_a_clock_that_goes_back_gives_nothing_and_locks_nobody_out(make, clock):
-    """An hour back: what is left may be used, nothing comes extra, and time goes on from the last moment seen."""
+def test_a_clock_that_goes_back_gives_nothing_and_blocks_no_caller(make, clock):
+    """An hour back: what is left may be used, nothing is added, and time continues from the last moment seen."""
     limiter = make("5/s burst 10")
     limiter.hit("a", cost=7)
     clock.advance(-3600)
@@ -137,7 +137,7 @@ def test_a_clock_that_jumps_ahead_grants_one_burst(make, clock):
 
 
 def test_use_clock_moves_declared_limits_and_ends(clock):
-    """Inside use_clock() limits without a store follow the clock, those declared before it too; they begin and end empty."""
+    """Inside use_clock() limits without a store follow the clock, earlier ones too; they begin and end empty."""
     before = Limiter("1/h", name="before")
     assert before.hit("a")
     for _ in range(2):

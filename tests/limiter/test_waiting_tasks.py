@@ -1,4 +1,4 @@
-"""Tasks that wait: in order, each key on its own, in any number of event loops; who is cancelled gives its place back."""
+"""Tasks that wait: in order, each key on its own, in any number of event loops; a cancelled task gives its place back."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ each = pytest.mark.parametrize("limit", ONE_A_SECOND, ids=str)
 
 
 async def turns(count=20):
-    """Lets the event loop go round a few times."""
+    """Runs a few iterations of the event loop."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def start_waiters(limiter, names, **options):
-    """A task for each name that acquires "a", and the list in which they write their names when they are served."""
+    """A task for each name that acquires "a", and the list to which each appends its name when served."""
     served = []
 
     async def one(name):
@@ -53,7 +53,7 @@ async def start_waiters(limiter, names, **options):
 
 
 async def gone(tasks):
-    """Ends what is left of the waiters."""
+    """Ends the remaining waiters."""
     for task in tasks.values():
         task.cancel()
     return await asyncio.gather(*tasks.values(), return_exceptions=True)
@@ -81,7 +81,7 @@ def test_tasks_are_served_in_order_of_arrival(limit, held):
 
 @each
 def test_a_cancelled_task_gives_its_place_back(limit, held):
-    """Cancellation propagates, and the key is as if the task had never asked."""
+    """Cancellation propagates, and the key is as if the task had never called."""
 
     async def main():
         limiter = AsyncLimiter(limit, store=MemoryStore(clock=held))
@@ -124,7 +124,7 @@ def test_those_behind_a_cancelled_task_move_up(limit, leaving, held):
 
 
 def test_a_place_given_back_can_be_taken_by_a_newcomer(held):
-    """After the last in line left, a newcomer gets its start."""
+    """After the last in the queue left, a newcomer gets its start."""
 
     async def main():
         limiter = AsyncLimiter("1/s", store=MemoryStore(clock=held))
@@ -223,7 +223,7 @@ def test_waiting_on_one_key_never_delays_another(held):
 
 
 def test_two_event_loops_one_after_the_other():
-    """A limiter outlives its event loop: what one loop took, the next one knows, and both can wait and cancel."""
+    """A limiter outlives its event loop: the next loop shares the state of the first, and both can wait and cancel."""
     limiter = AsyncLimiter("1/h burst 2")
 
     async def wait_and_leave():
@@ -347,7 +347,7 @@ def test_a_thousand_cancelled_at_once_leave_together(every):
 
 
 def test_tasks_and_threads_share_a_line(held):
-    """A thread's limiter and a task's limiter of one name and store stand in one line."""
+    """A thread's limiter and a task's limiter of one name and store share one queue."""
     store = MemoryStore(clock=held)
     limiter = Limiter("1/s", store=store)
     limiter.acquire("a")
@@ -363,7 +363,7 @@ def test_tasks_and_threads_share_a_line(held):
     asyncio.run(main())
 
 
-# The sliding counter can't reserve: its waiters stand in line and ask again.
+# The sliding counter can't reserve: its waiters wait in a queue and ask again.
 
 
 def test_counter_tasks_are_served_in_order_of_arrival(held):
@@ -420,7 +420,7 @@ def test_a_counter_deadline_before_the_promise_refuses_a_task_at_once(held):
 
 
 def test_a_task_in_line_is_refused_when_its_deadline_can_not_be_met_any_more(held):
-    """One that is first too late to be served in time is refused, and took nothing."""
+    """A task that becomes first too late to be served in time is refused, and took nothing."""
 
     async def main():
         limiter = AsyncLimiter(SlidingWindowCounter("1/s"), store=MemoryStore(clock=held))
@@ -437,7 +437,7 @@ def test_a_task_in_line_is_refused_when_its_deadline_can_not_be_met_any_more(hel
 
 
 def test_counter_waiters_in_two_loops_one_after_the_other(held):
-    """A line on a sliding counter that ends with its loop is no line for the next loop."""
+    """A queue on a sliding counter that ends with its loop does not exist for the next loop."""
     limiter = AsyncLimiter(SlidingWindowCounter("1/s"), store=MemoryStore(clock=held))
 
     async def wait():

@@ -1,4 +1,4 @@
-"""Threads that wait: in order, each key on its own, and who is interrupted gives its place back."""
+"""Threads that wait: in order, each key on its own, and an interrupted thread gives its place back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from limitkeeper.testing import ManualClock
 
 
 class Waiters:
-    """Threads that call acquire one after the other and write down how it ended."""
+    """Threads that call acquire one after the other and record how it ended."""
 
     def __init__(self, limiter, eventually):
         self.limiter = limiter
@@ -43,7 +43,7 @@ class Waiters:
         self.eventually(lambda: self.limiter.waiting() >= waiting or len(self.ends) > ended)
 
     def asleep(self, sleeps):
-        """Waits until so many sleeps have begun in all, those that were begun anew by moving up included."""
+        """Waits until so many sleeps have begun in all, those restarted by moving up included."""
         self.eventually(lambda: len(self.limiter.store.clock.sleeps) == sleeps)
 
     def ended(self, *expected):
@@ -97,7 +97,7 @@ def test_threads_are_served_in_order_of_arrival(limit, start_waiters, held):
 
 @each
 def test_an_interrupted_thread_gives_its_place_back(limit, start_waiters, held):
-    """KeyboardInterrupt during the sleep propagates, and the key is as if the thread had never asked."""
+    """KeyboardInterrupt during the sleep propagates, and the key is as if the thread had never called."""
     found = start_waiters(limit)
     found.limiter.acquire("a")
     before = found.limiter.peek("a")
@@ -168,7 +168,7 @@ def test_one_key_never_waits_for_another(start_waiters):
 
 
 def test_a_deadline_holds_while_the_line_moves_up(start_waiters, held):
-    """One who could not be served in time is refused at once, though the line might have moved up later."""
+    """A thread that could not be served in time is refused at once, though the queue might have moved up later."""
     found = start_waiters("1/s")
     found.limiter.acquire("a")
     found.call("first")
@@ -177,7 +177,7 @@ def test_a_deadline_holds_while_the_line_moves_up(start_waiters, held):
 
 
 def test_limiters_of_one_name_on_one_store_share_the_line(start_waiters, held):
-    """Who leaves a limiter lets those move up who wait in another limiter of the same name and store."""
+    """A caller that leaves a limiter lets waiters of another limiter of the same name and store move up."""
     store = MemoryStore(clock=held)
     one, two = start_waiters("1/s", store=store), start_waiters("1/s", store=store)
     one.limiter.acquire("a")
@@ -206,7 +206,7 @@ def test_a_sleep_that_raises_gives_the_place_back(store, clock):
     assert limiter.peek("a") == before
 
 
-# The sliding counter can't reserve: its waiters stand in line and ask again.
+# The sliding counter can't reserve: its waiters wait in a queue and ask again.
 
 
 def test_counter_threads_are_served_in_order_of_arrival(start_waiters, held):
@@ -223,7 +223,7 @@ def test_counter_threads_are_served_in_order_of_arrival(start_waiters, held):
 
 
 def test_a_counter_thread_that_is_interrupted_lets_the_next_one_ask(start_waiters, held):
-    """When the first in line is interrupted, the second is first and is served at the same moment."""
+    """When the first in the queue is interrupted, the second is first and is served at the same moment."""
     found = start_waiters(SlidingWindowCounter("1/s"))
     found.limiter.acquire("a")
     for name in ("first", "second"):
@@ -267,7 +267,7 @@ def test_a_counter_deadline_before_the_promise_refuses_at_once(start_waiters):
 
 
 def test_a_counter_deadline_that_passes_in_line_refuses(start_waiters, held):
-    """One whose deadline can't be met any more when it is first is refused, and took nothing."""
+    """A caller whose deadline can't be met any more when it is first is refused, and took nothing."""
     found = start_waiters(SlidingWindowCounter("1/s"))
     found.limiter.acquire("a")
     found.call("first")
@@ -278,7 +278,7 @@ def test_a_counter_deadline_that_passes_in_line_refuses(start_waiters, held):
 
 
 def test_a_deadline_in_line_is_measured_by_the_stores_clock(start_waiters, held):
-    """When the store's clock passes a waiting caller's deadline, it is refused, though it is not first in line."""
+    """When the store's clock passes a waiting caller's deadline, it is refused, though it is not first in the queue."""
     found = start_waiters(SlidingWindowCounter("2/s"))
     found.limiter.acquire("a", cost=2)
     found.call("first", cost=2)
@@ -290,7 +290,7 @@ def test_a_deadline_in_line_is_measured_by_the_stores_clock(start_waiters, held)
 
 
 def test_one_counter_key_never_waits_for_another(start_waiters):
-    """A line on one key of a counter does not hold up another key."""
+    """A queue on one key of a counter does not delay another key."""
     found = start_waiters(SlidingWindowCounter("1/h"))
     found.limiter.acquire("a")
     found.call("first")

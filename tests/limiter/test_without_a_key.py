@@ -13,7 +13,7 @@ from limitkeeper.errors import ConfigurationError, InvalidCost
 
 
 def test_the_own_cell_is_no_keys_cell(make):
-    """Not even that of the empty key, nor of a text that looks like its name."""
+    """It is not even the cell of the empty key, nor of a text that looks like its name."""
     limiter = make("fixed window 1/min")
     assert limiter.hit()
     assert not limiter.hit()

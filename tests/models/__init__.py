@@ -1,4 +1,4 @@
-"""Slow, exact models of every rule: what the tests hold the fast ones to."""
+"""Slow, exact models of every rule, against which the tests check the fast ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model answers, and the two things that all of them need: rounding up, and a limit in exact numbers.
+"""The answer of a model, and what all models share: rounding up, and a limit in exact numbers.
 
 The models are the rules again, slowly: fractions instead of scaled integers, lists of everything that was ever charged
 instead of three numbers. They were written from the meaning of the rules, never from their source, so that the two can

@@ -17,7 +17,7 @@ class Charge(NamedTuple):
     cost: int
     #: The start before it was rounded up to a tick.
     exact: Fraction
-    #: Where the moment was before this charge.
+    # : Where the moment was before this charge.
     before: Fraction
 
 
@@ -54,10 +54,10 @@ class BucketModel(Terms):
         return up(max(0, self.full_at - now) / self.interval)
 
     def give_back(self, now: int, cost: int, charged_at: int | None, charged: int) -> None:
-        """The tokens go back, up to full; the newest charge takes with it what it had left idle before its start.
+        """The tokens go back, up to full; undoing the newest charge also restores the idle time before its start.
 
         Others ahead: Go's `CancelAt`. What was reserved behind the charge stays reserved, and a waiter that has not started stays
-        paid for. (Debt looks like a reservation to a rule that keeps three numbers.)
+        paid for. (A rule that keeps three numbers can't distinguish debt from a reservation.)
         """
         self.full_at = max(self.full_at, Fraction(now))
         back = cost * self.interval
@@ -88,7 +88,7 @@ class BucketModel(Terms):
                 return
 
     def still_to_come(self, now: int) -> Fraction:
-        """Where the moment would be if only what has not started yet had ever been charged."""
+        """Where the moment would be if only charges that have not started yet had ever been made."""
         moment = Fraction(now)
         for charge in self.charges:
             if charge.start > now:
@@ -97,8 +97,8 @@ class BucketModel(Terms):
 
     def settle_on(self, state: tuple[int, int, int], gain: int, now: int) -> None:
         """A rule that keeps three numbers can't know as much as this list. It may give back less than all that is free, but
-        nothing that others have paid for, and no less than Go's rule (but for the rounding of a start, and what its third
-        number holds back for starts that were still to come). From there on, the model goes by that."""
+        nothing that others have paid for, and no less than Go's rule (but for the rounding of a start, and what its third number
+        holds back for starts that were still to come). From there on, the model goes by that."""
         low, high = self.walls
         found = max(state[0] + Fraction(state[1], gain), Fraction(now))
         assert low <= found <= max(high + 1, state[2]), (

@@ -1,5 +1,5 @@
-"""A limiter and its store as they would be with all the time in the world: a model for every limit and key, copied
-before it is tried, and a line of waiters that is undone and booked again when one leaves.
+"""A limiter and its store without regard to speed: a model for every limit and key, copied before each trial, and a queue of
+waiters that is undone and booked again when one leaves.
 
 Outside it counts microseconds; each model counts in its limit's ticks: now is rounded down to one, a start is a whole one.
 """
@@ -37,7 +37,7 @@ class Ask(NamedTuple):
 
 @dataclass
 class Part:
-    """What one limit says. `retry_us` None is never; `start_us` None is refused."""
+    """The answer of one limit. `retry_us` None is never; `start_us` None is refused."""
 
     name: str
     limit: int
@@ -49,8 +49,8 @@ class Part:
 
 @dataclass
 class Turn:
-    """A reservation: what it asked, when it starts, until when it would wait, whether it is still open, and when each of its
-    keys was reset."""
+    """A reservation: its costs, when it starts, until when it would wait, whether it is still open, and when each of its keys was
+    reset."""
 
     asks: list[Ask]
     start_us: int | None
@@ -75,7 +75,7 @@ class LimiterModel:
     def decide(
         self, asks: Sequence[Ask], now_us: int, max_wait_us: int | None = 0, commit: bool = True
     ) -> tuple[Any, int | None]:
-        """What `Decision.to_dict()` should be, and the start in microseconds (None when refused)."""
+        """The expected `Decision.to_dict()`, and the start in microseconds (None when refused)."""
         if not asks:
             return self.free(), 0
         patience = WITHOUT_BOUND if max_wait_us is None else max_wait_us
@@ -91,7 +91,7 @@ class LimiterModel:
         return joined_answer(parts, now_us, start_us), start_us
 
     def decide_part(self, ask: Ask, now_us: int, patience_us: int) -> Part:
-        """What one limit says on its own; nothing is charged."""
+        """The answer of one limit on its own; nothing is charged."""
         limit = self.limits[ask.name]
         now = now_us // limit.tick
         patience = (now_us + patience_us) // limit.tick - now
@@ -106,7 +106,7 @@ class LimiterModel:
         return part
 
     def retry_us(self, ask: Ask, now_us: int, patience_us: int) -> int | None:
-        """Patient without bound it may still have to wait for room; without patience it waits for its start."""
+        """With an unlimited timeout it may still have to wait for room; with a limited one it waits for its start."""
         tick = self.limits[ask.name].tick
         now = now_us // tick
         room = deepcopy(self.cell(ask)).decide(now, ask.cost, FOREVER)
@@ -150,8 +150,8 @@ class LimiterModel:
                 self.cell(ask).give_back(now_us // tick, ask.cost, at, whole)
 
     def reset(self, ask: Ask, now_us: int) -> None:
-        """A reservation of this key gives nothing back from now on. Of a key that is as new, a store need not know that it
-        was there: the moment is UNKNOWN then, and either answer is right."""
+        """A reservation of this key gives nothing back from now on. Of a key that is as new, a store may have forgotten that it
+        existed: the moment is UNKNOWN then, and either answer is right."""
         for turn in self.turns:
             if ask[:2] in {one[:2] for one in turn.asks}:
                 turn.resets[ask[:2]] = now_us if self.is_used(ask, now_us) else UNKNOWN
@@ -166,8 +166,8 @@ class LimiterModel:
         return isinstance(limit, SlidingWindowCounter) and charged_at_us // limit.period < now_us // limit.period
 
     def leave(self, turn: Turn, parts: Sequence[Ask], now_us: int) -> None:
-        """Gives back `parts` of a turn, or all of it. All behind are undone, from the last to the first; then they book
-        again, in order: they move up. Who settles above the estimate leaves nothing to move up to."""
+        """Gives back `parts` of a turn, or all of it. All behind are undone, from the last to the first; then they book again, in
+        order: they move up. Settling above the estimate leaves no room to move up."""
         behind = [one for one in self.behind(turn) if one.start_us is not None and one.start_us > now_us]
         if any(part.cost < 0 for part in parts):
             behind = []
@@ -180,7 +180,7 @@ class LimiterModel:
             _, one.start_us = self.decide(one.asks, now_us, left)
 
     def behind(self, turn: Turn) -> list[Turn]:
-        """Those with a start at or after this one's who share a key with it, or with another that does."""
+        """Those with a start at or after this one's that share a key with it, or with another that does."""
         found, shared = [], {ask[:2] for ask in turn.asks}
         later = [one for one in self.turns if one.open and one is not turn and (one.start_us or 0) >= (turn.start_us or 0)]
         while more := [one for one in later if one not in found and shared & {ask[:2] for ask in one.asks}]:
@@ -190,7 +190,7 @@ class LimiterModel:
 
 
 def joined_answer(parts: list[Part], now_us: int, start_us: int | None) -> dict[str, Any]:
-    """One answer for all: refused, the limit with the longest retry speaks; allowed, the one closest to its end."""
+    """One answer for all: refused, that of the limit with the longest retry; allowed, that of the one closest to its end."""
     every = [fields(part, now_us) for part in parts]
     if len(every) == 1:
         return every[0]

@@ -13,7 +13,7 @@ class LogModel(Terms):
         self.entries: list[list[int]] = []
 
     def counted(self, moment: int) -> int:
-        """What counts at a moment: everything not yet a window old, dated in the future too."""
+        """The entries that count at a moment: all not yet a window old, dated in the future too."""
         return sum(cost for at, cost in self.entries if at > moment - self.window)
 
     def decide(self, now: int, cost: int, max_wait: int, not_before: int = 0) -> Answer:

@@ -33,7 +33,7 @@ class WorldPlayer:
         return getattr(self, type(step).__name__.lower())(*step)
 
     def wait(self, us: int) -> None:
-        """Time in a store never goes back: a clock that does is carried on from where it was."""
+        """Time in a store never goes back: when a clock does, it continues from its last time."""
         self.now_us += max(0, us)
 
     def until(self, what: str, beside: int) -> None:
@@ -60,7 +60,7 @@ class WorldPlayer:
             self.now_us = start_us or self.now_us
             return self.record(answer)
         deadline = None if timeout_us is None else self.now_us + timeout_us
-        while True:  # stands in line and decides again at retry_after
+        while True:  # waits in the queue and decides again at retry_after
             answer, _ = self.world.decide(asks, self.now_us)
             after = answer["retry_after"]
             if (
@@ -110,8 +110,8 @@ class WorldPlayer:
 
     def open_to_choice(self, step: Any) -> bool:
         """Whether a store may do one or the other. A rule may give back less than all that is free: a refund, or a part, while
-        others are still to start; what was counted in a window before this one, if other calls were counted since. Who moves up
-        when a key was reset under its waiters is not said, nor what a reservation gives back long after a reset."""
+        others are still to start; what was counted in a window before this one, if other calls were counted since. Undefined:
+        which waiters move up when their key was reset, and what a reservation gives back long after a reset."""
         waiting = [turn for turn in self.turns if turn.open and turn.start_us is not None and turn.start_us > self.now_us]
         if isinstance(step, Refund | Settle) and waiting:
             return True

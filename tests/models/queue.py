@@ -1,6 +1,6 @@
 """Leaky bucket as a queue: turns of `cost · interval`, one after the other, and the moment when the last of them is over.
 
-A cost has room when the whole line, with it, is no longer than the capacity; the one that is leaving now counts.
+A cost fits when the whole queue, with it, is no longer than the capacity; the one that is leaving now counts.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from .bucket import Charge
 class QueueModel(Terms):
     def __init__(self, limit: Any, birth: int = 0) -> None:
         super().__init__(limit)
-        #: How long the line may be: its capacity, or (without one) as far as whole numbers below 2^53 can count.
+        # : How long the queue may be: its capacity, or (without one) as far as whole numbers below 2^53 can count.
         self.longest = self.size * self.interval if limit.bounded else Fraction(limit.full, limit.gain)
         self.free_at = Fraction(0)
         self.turns: list[Charge] = []
 
     def decide(self, now: int, cost: int, max_wait: int, not_before: int = 0) -> Answer:
         turn = max(self.free_at, Fraction(now))
-        if not_before > up(turn):  # rounding up is for the caller; the line itself goes on without it
+        if not_before > up(turn):  # rounding up is for the caller; the queue itself continues without it
             turn = Fraction(not_before)
         start: int | None = up(turn)
         patience = min(max_wait, self.horizon)
@@ -40,12 +40,12 @@ class QueueModel(Terms):
         return Answer(start, retry_at, left, max(now, up(self.free_at)))
 
     def held(self, now: int) -> int:
-        """Whole units that are in the line at `now`."""
+        """Whole units that are in the queue at `now`."""
         return up(max(0, self.free_at - now) / self.interval)
 
     def give_back(self, now: int, cost: int, charged_at: int | None, charged: int) -> None:
-        """Only the last turn of the line can be given back: a later waiter keeps its start. The
-        last turn takes with it what it had left idle before its start."""
+        """Only the last turn of the queue can be given back: a later waiter keeps its start. Undoing it also restores the idle
+        time before its start."""
         self.free_at = max(self.free_at, Fraction(now))
         low = high = self.free_at
         if cost < 0:

@@ -1,9 +1,9 @@
-"""Several rates under one name, slowly: a model for each rate that is in use on a key.
+"""Several rates under one name, without regard to speed: a model for each rate that is in use on a key.
 
-A call asks the model of its own rate. What it is admitted with is charged to the models of the other rates too: at the same start
-where it fits there, otherwise whatever that rate says: in the window of that start, or as debt from now on. A rate that is new to
-a key begins with the largest amount that any of the others holds, from its first call on, admitted or refused. Four rates per
-key: a fifth takes the place of the one that is as new the soonest.
+A call is decided by the model of its own rate. Its cost is charged to the models of the other rates too: at the same start where
+it fits there, otherwise without regard to that rate's limit: in the window of that start, or as debt from now on. A rate that is
+new to a key begins with the largest amount that any of the others holds, from its first call on, admitted or refused. Four rates
+per key: a fifth replaces the one that is as new the soonest.
 
 A sliding log is different: what counts is when calls were made, which does not depend on the rate. One list serves all rates of a
 key; entries older than the longest window that has been used on it are gone as soon as another entry is added.
@@ -24,7 +24,7 @@ MOST_RATES = 4
 
 
 class RatesWorld(LimiterModel):
-    """A LimiterModel whose limits change from call to call: `use(name, limit)` says which rate the next calls are made under."""
+    """A LimiterModel whose limits change from call to call: `use(name, limit)` sets the rate of the next calls."""
 
     def __init__(self, limits: Mapping[str, Any], now_us: int) -> None:
         super().__init__(limits, now_us)

@@ -50,7 +50,7 @@ class FixedWindowModel(Terms):
         self.used = {start: used for start, used in self.used.items() if used}
 
     def settle_on(self, state: tuple[int, int, int], gain: int, now: int) -> None:
-        """A rule that keeps three numbers may have forgotten what the running window holds; then it takes it for full."""
+        """A rule that keeps three numbers may have forgotten the charge of the running window; then it takes it for full."""
         window, used, _ = state
         here = self.window_of(now)
         if self.used.get(here, 0) < used == self.count and window == here:

@@ -25,7 +25,7 @@ each = pytest.mark.parametrize("limit", LIMITS, ids=str)
 
 
 def test_all_kinds_are_here():
-    """These tests speak of every kind of limit."""
+    """The cases of these tests include every kind of limit."""
     assert {type(limit) for limit in LIMITS} == set(ALGORITHMS.values())
 
 
@@ -47,7 +47,7 @@ def test_nothing_can_be_taken_from_a_limit(limit):
 
 @each
 def test_equal_limits_hash_alike(limit):
-    """A limit made again is equal, and finds its twin in a set."""
+    """An equal limit made again compares equal, and is found in a set."""
     again = type(limit)(limit.text)
     assert again == limit
     assert again in {limit}
@@ -61,7 +61,7 @@ def test_different_limits_are_different():
 
 @each
 def test_a_limit_is_unequal_to_other_things(limit):
-    """A limit is not equal to its own text, nor to nothing."""
+    """A limit is not equal to its own text, nor to None."""
     assert limit != str(limit)
     assert limit != None  # noqa: E711
 

@@ -1,4 +1,4 @@
-"""The domain: counts, bursts and costs to 10^9, periods from 1 ms to 400 days; what does not fit names what does."""
+"""The domain: counts, bursts and costs to 10^9, periods from 1 ms to 400 days; an error names the nearest value that fits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_corner_of_the_domain_is_accepted(kind, count, period):
 
 @pytest.mark.parametrize("text", ["10007 per 30 days", "1234567/day", "54/min", "7 per 3 hours", "1/400d", "1000000000/ms"])
 def test_awkward_rates_refuse_the_first_call_beyond_them_and_admit_it_in_time(text, clock, store):
-    """An awkward rate works as any other: used up, it promises a wait, and keeps the promise to the tick."""
+    """An unusual rate works as any other: used up, it has a retry time, exact to the tick."""
     limit = TokenBucket(text)
     limiter = Limiter(limit, store=store)
     assert limiter.hit("a", cost=limit.burst)

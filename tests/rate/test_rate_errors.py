@@ -1,4 +1,4 @@
-"""Malformed limits: each is an InvalidLimit that shows what was written and what to write instead."""
+"""Malformed limits: each is an InvalidLimit that shows the text and the right form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from limitkeeper.rate import duration_us
 
 KINDS = [TokenBucket, LeakyBucketQueue, FixedWindow, SlidingWindowLog, SlidingWindowCounter]
 
-#: What was written -> words that must be in the answer.
+# : The text -> words that must be in the message.
 MALFORMED = {
     "": "write it like",
     " ": "write it like",
@@ -73,14 +73,14 @@ MALFORMED = {
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize(("text", "advice"), MALFORMED.items(), ids=map(repr, MALFORMED))
 def test_a_malformed_rate_shows_itself_and_what_to_write(kind, text, advice):
-    """Every malformed rate is an InvalidLimit with the text in it and what to write instead."""
+    """Every malformed rate is an InvalidLimit with the text and the right form."""
     with pytest.raises(InvalidLimit) as caught:
         kind(text)
     assert repr(text) in str(caught.value)
     assert advice in str(caught.value)
 
 
-#: A whole limit that can't be made -> words that must be in the answer.
+# : A whole limit that can't be made -> words that must be in the message.
 WRONG = {
     "5/s burst 10 burst 20": (TokenBucket, "duplicate option 'burst'; give it once"),
     "5/s initial 1 initial 1": (TokenBucket, "duplicate option 'initial'; give it once"),
@@ -107,7 +107,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("text", "kind", "advice"), [(text, *rest) for text, rest in WRONG.items()], ids=WRONG)
 def test_a_wrong_option_shows_the_text_and_what_to_write(text, kind, advice):
-    """An option that is wrong, said twice or in the wrong place is an InvalidLimit that says so."""
+    """An option that is wrong, given twice or in the wrong place is an InvalidLimit that names the mistake."""
     with pytest.raises(InvalidLimit) as caught:
         kind(text)
     assert repr(text) in str(caught.value)
@@ -154,8 +154,8 @@ def test_a_period_said_twice_is_refused():
 
 
 @pytest.mark.parametrize("text", ["bucket 7/s", "window 7/s", "token 7/s", "tokenbucket 7/s", "7/s; ", "; 7/s", "fixed window"])
-def test_a_text_that_names_no_rule_says_which_there_are(text):
-    """A limiter's text that can't be read is an InvalidLimit that shows the text and names what may be written."""
+def test_a_text_that_names_no_rule_lists_the_rules(text):
+    """A limiter's text that can't be read is an InvalidLimit that shows the text and lists the valid forms."""
     with pytest.raises(InvalidLimit, match=r"did you mean|expected one of: |expected a rate after|empty limit") as caught:
         Limiter(text)
     assert repr(text.removesuffix(" 7/s")) in str(caught.value)

@@ -1,4 +1,4 @@
-"""The grammar of rates and limits: what may be written, and what it means."""
+"""The grammar of rates and limits: accepted texts and their values."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ CANONICAL = {
 
 @pytest.mark.parametrize(("text", "canonical"), CANONICAL.items(), ids=CANONICAL)
 def test_a_limit_has_one_canonical_text(text, canonical):
-    """Whatever was written, `str(limit)` is the one canonical text."""
+    """For every accepted spelling `str(limit)` is the one canonical text."""
     assert str(parse_limit(text)) == canonical
 
 
@@ -181,18 +181,18 @@ def test_a_fractional_number_of_seconds_is_taken_as_it_is_written():
 
 
 def test_burst_as_an_argument_is_burst_in_the_text():
-    """`burst` and `initial` may be said in the text or as arguments."""
+    """`burst` and `initial` may be given in the text or as arguments."""
     assert TokenBucket("5/s", burst=10, initial=3) == TokenBucket("5/s burst 10 initial 3")
 
 
 def test_capacity_as_an_argument_is_capacity_in_the_text():
-    """`capacity` may be said in the text or as an argument."""
+    """`capacity` may be given in the text or as an argument."""
     assert LeakyBucket("5/s", capacity=10) == LeakyBucket("5/s capacity 10")
     assert LeakyBucketQueue("5/s", capacity=10) == LeakyBucketQueue("5/s capacity 10")
 
 
 def test_align_as_an_argument_is_align_in_the_text():
-    """`align` may be said in the text or as an argument."""
+    """`align` may be given in the text or as an argument."""
     assert FixedWindow("5/s", align="first") == FixedWindow("5/s align first")
 
 
@@ -207,7 +207,7 @@ def test_gcra_is_the_token_bucket():
 
 
 def test_a_limiter_takes_several_limits_in_one_text():
-    """Limits in one text are parted by semicolons and keep their order."""
+    """Limits in one text are separated by semicolons and keep their order."""
     limiter = Limiter("token bucket 5/s burst 10; fixed window 1000/min")
     assert list(limiter.limits.values()) == [TokenBucket("5/s burst 10"), FixedWindow("1000/min")]
 

@@ -1,4 +1,4 @@
-"""The few tests about real time: sleeping as long as promised, and Ctrl-C."""
+"""Tests in real time: the length of sleeps, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from limitkeeper import (
 )
 
 HERE = os.path.dirname(next(iter(limitkeeper.__path__)))
-#: A busy machine may wake a sleeper late, by as much as a witness says; it never wakes it early.
+# : A busy machine may wake a sleeper late, by as much as the watch measures; it never wakes it early.
 LATE = 0.05
 
 FAST = [
@@ -109,7 +109,7 @@ def test_threads_leave_at_the_pace_of_the_queue():
 
 
 def test_a_waiter_that_moves_up_wakes_up_earlier(eventually):
-    """When the one ahead leaves, a sleeping thread is woken and starts in half a second instead of half a minute."""
+    """When the waiter ahead leaves, a sleeping thread is woken and starts in half a second instead of half a minute."""
     limiter = Limiter(TokenBucket("2/s burst 60"))
     start = time.monotonic()
     limiter.acquire("a", 60)
@@ -133,7 +133,7 @@ def test_the_system_clock_is_utc_and_does_not_step_back():
     assert moments == sorted(moments)
 
 
-#: A thread that says when somebody waits: only then is Ctrl-C pressed.
+# : A thread that prints when a caller waits: only then is Ctrl-C pressed.
 SAYS = """
 import threading, time
 def say():
@@ -145,7 +145,7 @@ threading.Thread(target=say, daemon=True).start()
 
 
 def interrupted(code: str) -> tuple[str, int]:
-    """Runs code, presses Ctrl-C when it says that it waits, and answers with what it says then and how it ended."""
+    """Runs code, presses Ctrl-C when it prints that it waits, and returns its output and how it ended."""
     environment = {**os.environ, "PYTHONPATH": HERE, "PYTHONUNBUFFERED": "1"}
     # A process started in the background inherits that Ctrl-C is ignored, and so would its child.
     heeding = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + dedent(code)
@@ -166,7 +166,7 @@ def interrupted(code: str) -> tuple[str, int]:
     "limit", ["TokenBucket('1/h')", "LeakyBucketQueue('1/h')", "SlidingWindowLog('1/h')", "SlidingWindowCounter('1/h')"]
 )
 def test_ctrl_c_ends_an_acquire_and_gives_its_place_back(limit):
-    """Ctrl-C during an acquire raises KeyboardInterrupt at once, and the next caller is promised no more than before."""
+    """Ctrl-C during an acquire raises KeyboardInterrupt at once, and the next caller's wait is no longer than before."""
     said, code = interrupted(
         f"""
         from limitkeeper import *

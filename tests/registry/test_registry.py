@@ -20,11 +20,11 @@ def registry(clock):
 
 
 def test_a_name_always_gives_the_same_limiter(registry):
-    """Asking twice for a name gives one object, whatever configuration the second asks for."""
+    """Getting a name twice returns one object, whatever configuration the second call names."""
     assert registry.limiter("api") is registry.limiter("api", "slow") is registry["api"]
 
 
-def test_the_default_configuration_is_for_who_names_none(registry):
+def test_the_default_configuration_is_used_without_a_name(registry):
     """Without a configuration the default one is used."""
     assert registry.limiter("api").limits == {"api": TokenBucket("5/s")}
 
@@ -47,7 +47,7 @@ def test_limits_of_its_own_are_given_as_a_limiter_takes_them(registry, given):
 
 
 def test_a_function_for_the_limits_is_called_only_when_they_are_needed(registry):
-    """A name that is there does not ask the function again."""
+    """For an existing name the function is not called again."""
     calls = []
 
     def limits():
@@ -59,7 +59,7 @@ def test_a_function_for_the_limits_is_called_only_when_they_are_needed(registry)
     assert calls == [1]
 
 
-def test_an_unknown_configuration_says_which_there_are(registry):
+def test_an_unknown_configuration_lists_the_known_ones(registry):
     """A misspelt name lists the known ones, and makes nothing."""
     with pytest.raises(ConfigurationError, match=r"'slwo' \(known: slow, default\)"):
         registry.limiter("mail", "slwo")
@@ -72,14 +72,14 @@ def test_a_misspelt_limit_is_an_invalid_limit(registry):
         registry.limiter("mail", "5/fortnight")
 
 
-def test_without_a_default_somebody_has_to_say_the_limits():
-    """An empty registry asks for a configuration."""
+def test_without_a_default_the_limits_are_required():
+    """An empty registry requires a configuration."""
     with pytest.raises(ConfigurationError, match="'default'"):
         Registry().limiter("api")
 
 
 def test_a_configuration_can_be_added_and_removed_at_any_time(registry):
-    """What was made by a configuration stays when that changes or goes."""
+    """A limiter made by a configuration stays when that changes or goes."""
     registry.add_configuration("fast", "100/s")
     made = registry.limiter("a", "fast")
     registry.add_configuration("fast", "200/s")
@@ -107,13 +107,13 @@ def test_the_default_is_said_once():
 
 @pytest.mark.parametrize("name", ["5/s", "token bucket 5", "9"])
 def test_a_configuration_is_not_called_like_a_limit(registry, name):
-    """Otherwise nobody could tell a name from a limit."""
+    """Otherwise a name could not be distinguished from a limit."""
     with pytest.raises(ConfigurationError, match="reads as a limit"):
         registry.add_configuration(name, "5/s")
 
 
 def test_a_wrong_configuration_is_found_when_it_is_added(registry):
-    """Not later, when somebody uses it."""
+    """When it is given, not at its first use."""
     with pytest.raises(InvalidLimit):
         registry.add_configuration("broken", "5/")
     with pytest.raises(ConfigurationError):
@@ -124,7 +124,7 @@ def test_a_wrong_configuration_is_found_when_it_is_added(registry):
 
 @pytest.mark.parametrize("name", ["", None, 5])
 def test_a_name_is_a_text(registry, name):
-    """Names are texts that say something."""
+    """Names are texts that are not empty."""
     for ask in (
         registry.limiter,
         registry.remove,
@@ -136,7 +136,7 @@ def test_a_name_is_a_text(registry, name):
 
 
 def test_all_limiters_share_one_store(registry):
-    """Whoever is made here keeps its state in the registry's store."""
+    """A limiter made here keeps its state in the registry's store."""
     assert registry.limiter("a").store is registry.limiter("b", "slow").store is registry.store
 
 
@@ -159,7 +159,7 @@ def test_a_store_is_a_store():
 
 
 def test_replacing_a_limiter_keeps_the_keys_state(registry):
-    """Another rate under the same name starts from what is missing now."""
+    """Another rate under the same name starts with what is used now."""
     registry.limiter("api").hit("k", cost=4)
     before = registry.replace("api", "10/s")
     assert before.limits["api"].capacity == 5
@@ -185,7 +185,7 @@ def test_replacing_takes_a_shared_configuration_too(registry):
 
 
 def test_replacing_what_is_not_there_changes_nothing(registry):
-    """Replace answers None, and adds nothing."""
+    """Replace returns None, and adds nothing."""
     assert registry.replace("api", "10/s") is None
     assert "api" not in registry
 
@@ -223,7 +223,7 @@ def test_a_limiter_is_called_as_in_the_registry(registry):
 
 
 def test_removing_takes_the_limiter_and_leaves_the_state(registry):
-    """A name that comes back finds what was taken under it: removing is no way around a limit."""
+    """A name that comes back has its earlier charges: removing does not evade a limit."""
     old = registry.limiter("api")
     old.hit("k", cost=5)
     assert registry.remove("api") is old
@@ -242,7 +242,7 @@ def test_find_answers_none_and_the_bracket_raises(registry):
 
 
 def test_iterating_while_others_change_does_no_harm(registry):
-    """Iteration goes over the names that were there when it began, in order."""
+    """Iteration goes over the names that existed when it began, in order."""
     for name in ("a", "b", "c"):
         registry.limiter(name)
     seen = []
@@ -275,7 +275,7 @@ def test_a_snapshot_is_plain_data(registry):
 
 
 def test_both_colours_are_there_and_a_name_is_of_one(registry):
-    """Asking for the other colour of a name says so."""
+    """Getting a name of the other kind (sync or async) is an error with the reason."""
     assert isinstance(registry.async_limiter("a"), AsyncLimiter)
     assert isinstance(registry.limiter("b"), Limiter)
     with pytest.raises(ConfigurationError, match=r"async_limiter\('a'\)"):

@@ -25,7 +25,7 @@ def run(threads):
 
 
 def test_fifty_threads_get_one_object_and_the_factory_runs_once(registry):
-    """Get-or-create is atomic for a name, even when making takes its time."""
+    """Get-or-create is atomic for a name, even when making takes long."""
     made, got = [], []
     ready = threading.Barrier(50)
 
@@ -65,7 +65,7 @@ def test_making_one_name_does_not_hold_up_another(registry):
 
 
 def test_a_factory_that_fails_leaves_the_name_free(registry):
-    """The error goes to who asked; the next one may make it."""
+    """The error goes to the caller; the next one may make it."""
 
     def broken():
         raise RuntimeError("no")
@@ -77,7 +77,7 @@ def test_a_factory_that_fails_leaves_the_name_free(registry):
 
 
 def test_a_factory_may_ask_for_others_but_not_for_itself(registry):
-    """What would wait for itself for ever is an error instead."""
+    """A call that would wait for itself for ever is an error instead."""
     assert registry.limiter("a", lambda: registry.limiter("b", "3/s").limits["b"]).limits["a"].capacity == 3
     with pytest.raises(ConfigurationError, match="the factory of 'c' asks the registry for 'c'"):
         registry.limiter("c", lambda: registry.limiter("c").limits["c"])
@@ -87,7 +87,7 @@ def test_a_factory_may_ask_for_others_but_not_for_itself(registry):
 
 
 def test_what_happens_to_a_name_happens_one_after_the_other(registry):
-    """Many threads add, replace and remove one name: what is told always fits to what was told before."""
+    """Many threads add, replace and remove one name: each event is consistent with the previous one."""
     received = []
     registry.events.on("*", lambda change: received.append((change.kind, change.entry, change.replaced)))
 
@@ -114,7 +114,7 @@ def test_what_happens_to_a_name_happens_one_after_the_other(registry):
     assert len(received) > 3
 
 
-def test_changes_are_told_with_what_came_and_what_went(registry):
+def test_changes_are_events_with_the_old_and_the_new_limiter(registry):
     """Added, replaced and removed carry the limiters themselves."""
     received = []
     registry.events.on("*", received.append)
@@ -129,8 +129,8 @@ def test_changes_are_told_with_what_came_and_what_went(registry):
     ]
 
 
-def test_nothing_is_told_when_nothing_changes(registry):
-    """Reading, and changes that do not happen, are silent."""
+def test_without_a_change_there_is_no_event(registry):
+    """Reading, and changes that do not happen, publish nothing."""
     registry.limiter("api")
     received = []
     registry.events.on("*", received.append)
@@ -143,7 +143,7 @@ def test_nothing_is_told_when_nothing_changes(registry):
 
 
 def test_one_kind_can_be_listened_to_and_left(registry):
-    """Listening for a kind hears that kind, until it is stopped."""
+    """A listener for a kind gets that kind, until it is stopped."""
     received = []
     stop = registry.events.on("removed", lambda change: received.append(change.limiter))
     registry.limiter("a"), registry.remove("a")
@@ -154,8 +154,8 @@ def test_one_kind_can_be_listened_to_and_left(registry):
         registry.events.on("refused", received.append)
 
 
-def test_a_listener_that_fails_breaks_nobody(registry, caplog):
-    """The caller gets its limiter, the next listener its change; the failure is logged and counted."""
+def test_a_listener_that_fails_breaks_nothing(registry, caplog):
+    """The caller gets its limiter, the next listener its event; the failure is logged and counted."""
     received = []
 
     def broken(change):
@@ -170,7 +170,7 @@ def test_a_listener_that_fails_breaks_nobody(registry, caplog):
 
 
 def test_a_listener_may_use_the_registry(registry):
-    """Even to change the very name that it hears about."""
+    """Even change the very name of its event."""
     registry.events.on("added", lambda change: registry.replace(change.limiter, "8/s"))
     registry.limiter("api")
     assert registry["api"].limits["api"].capacity == 8

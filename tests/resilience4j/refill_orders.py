@@ -1,7 +1,7 @@
-"""Small models of how permissions may be taken, from the descriptions that the project set out from.
+"""Small models of how permissions may be taken, from the descriptions that the project started from.
 
 StoredFirst and RecomputeWhenEmpty take what is stored and look at the time only when it runs out. RefillFirst looks at the time
-first; it is the exact model (fractions, no rounding) that limitkeeper is held to.
+first; it is the exact model (fractions, no rounding) against which limitkeeper is checked.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from math import ceil
 
 @dataclass
 class StoredFirst:
-    """As "refill-rate-limiter" tells it: stored permissions first, then a time index that may lie in the future. Nanoseconds."""
+    """The order of "refill-rate-limiter": stored permissions first, then a time index that may lie in the future. Nanoseconds."""
 
     capacity: int
     nanos_per_permission: int
@@ -37,7 +37,7 @@ class StoredFirst:
 
 @dataclass
 class RecomputeWhenEmpty:
-    """As the list of four algorithms writes its token bucket: an integer, recomputed when it is zero. Milliseconds."""
+    """The token bucket of the list of four algorithms: an integer, recomputed when it is zero. Milliseconds."""
 
     maximum: int
     interval: int
@@ -58,7 +58,7 @@ class RefillFirst:
     """Nothing but the time index: the moment since which permissions have been growing, never further back than a full bucket.
 
     permissions(now) = (now − index) / time per permission; taking n moves the index on by n; an index in the future is debt.
-    Starts to come are whole microseconds, as the clock's are, and a bucket that is full at a start grows no further before it.
+    Future starts are whole microseconds, as the clock's are, and a bucket that is full at a start grows no further before it.
     """
 
     def __init__(self, capacity, limit, period_ns, initial):

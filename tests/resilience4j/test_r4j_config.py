@@ -80,14 +80,14 @@ def test_the_capacity_is_never_below_the_limit(given, capacity):
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(wrong, message):
-    """The message names the field, shows what was given, and says what to write."""
+    """The message has the field, the given value and the right form."""
     with pytest.raises(InvalidLimit) as caught:
         RateLimiterConfig(**wrong)
     assert message in str(caught.value)
 
 
 def test_a_large_count_fits_when_the_fraction_reduces():
-    """10^9 per 12.5 µs are 2·10^9 per 25 µs, which is more than counts go; it is the same as 8·10^7 per 1 µs."""
+    """10^9 per 12.5 µs are 2·10^9 per 25 µs, beyond the largest count; it is the same as 8·10^7 per 1 µs."""
     assert str(RateLimiterConfig(10**9, "12500ns").limit.rate) == "80000000/us"
 
 
@@ -134,7 +134,7 @@ def test_a_config_is_frozen():
 
 
 def test_a_changed_copy_follows_its_defaults():
-    """What was left to its default is worked out again; what was given stays."""
+    """A default value is computed again; a given one stays."""
     config = RateLimiterConfig(10, "1s")
     assert config.replace(limit_for_period=20) == RateLimiterConfig(20, "1s")
     given = RateLimiterConfig(10, "1s", permit_capacity=15, initial_permits=1)
@@ -143,7 +143,7 @@ def test_a_changed_copy_follows_its_defaults():
 
 
 def test_a_config_can_be_copied_and_pickled():
-    """With what was given, not only with what came of it."""
+    """Also by the given values, not only by the resulting ones."""
     config = RateLimiterConfig(10, "1s")
     for same in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
         assert same == config
@@ -151,6 +151,6 @@ def test_a_config_can_be_copied_and_pickled():
 
 
 def test_an_outcome_is_a_result_or_an_error():
-    """What the predicate sees."""
+    """The arguments of the predicate."""
     assert Outcome(result=5) == (5, None)
     assert Outcome(error=KeyError).result is None

@@ -111,7 +111,7 @@ def test_coroutine_functions_are_awaited():
 
 
 def test_what_is_no_function_is_refused():
-    """And an async generator function, which has no moment of its own to wait in."""
+    """And an async generator function, which has no start of its own to wait for."""
 
     async def stream():
         yield 1
@@ -124,7 +124,7 @@ def test_what_is_no_function_is_refused():
 
 
 def test_a_result_may_drain_the_permissions():
-    """The server said 429: nobody else needs to try now."""
+    """The server answered 429: other callers need not try now."""
     limiter = limiter_of(drain=lambda outcome: outcome.result == 429)
     call = limiter.decorate(lambda status: status)
     assert call(200) == 200
@@ -134,7 +134,7 @@ def test_a_result_may_drain_the_permissions():
 
 
 def test_an_error_may_drain_the_permissions():
-    """And goes on to the caller."""
+    """And propagates to the caller."""
     limiter = limiter_of(drain=lambda outcome: isinstance(outcome.error, ConnectionError))
 
     @limiter.decorate
@@ -169,7 +169,7 @@ def test_results_and_errors_of_coroutines_drain_too():
     assert available(limiter) == 0
 
 
-def test_results_can_be_told_by_hand():
+def test_results_can_be_reported_by_hand():
     """For callers that do not decorate: on_result, on_error, on_success."""
     seen = []
 
@@ -186,7 +186,7 @@ def test_results_can_be_told_by_hand():
 
 
 def test_a_predicate_that_fails_drains_nothing_and_hides_nothing(caplog):
-    """The result and the error of the call come out as they are; the failure is logged."""
+    """The result and the error of the call propagate unchanged; the failure is logged."""
     limiter = limiter_of(drain=lambda outcome: outcome.result.status == 429)
     assert limiter.decorate(lambda: 5)() == 5
     with pytest.raises(ZeroDivisionError):

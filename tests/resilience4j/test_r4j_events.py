@@ -19,7 +19,7 @@ def limiter(clock):
     return RateLimiter("backend", RateLimiterConfig(10, "1s", "200ms"), store=MemoryStore(clock=clock))
 
 
-def test_success_failure_and_draining_are_told(limiter, clock):
+def test_success_failure_and_draining_are_events(limiter, clock):
     """Each with its type, the limiter's name, the permits, and the time of the store's clock."""
     received = []
     limiter.event_publisher.on_event(received.append)
@@ -41,8 +41,8 @@ def test_the_types_are_called_as_in_resilience4j():
     assert [str(kind) for kind in EventType] == ["SUCCESSFUL_ACQUIRE", "FAILED_ACQUIRE", "DRAINED"]
 
 
-def test_success_is_told_after_the_wait(limiter, clock):
-    """When the permission is there, not when it was promised."""
+def test_success_is_an_event_after_the_wait(limiter, clock):
+    """When the permission is available, not when it was reserved."""
     received = []
     limiter.drain_permissions()
     limiter.event_publisher.on_success(lambda event: received.append(event.creation_time.microsecond))
@@ -51,7 +51,7 @@ def test_success_is_told_after_the_wait(limiter, clock):
 
 
 def test_each_kind_has_its_consumers(limiter):
-    """A consumer hears what it asked for, and calls can be chained."""
+    """A consumer gets its kinds of events, and calls can be chained."""
     received = {"ok": [], "no": [], "dry": []}
     publisher = limiter.event_publisher
     assert (
@@ -64,8 +64,8 @@ def test_each_kind_has_its_consumers(limiter):
     assert [[event.number_of_permits for event in events] for events in received.values()] == [[10], [3], [0]]
 
 
-def test_asking_for_more_than_can_be_there_is_told_as_a_failure(limiter):
-    """Although it leaves as an exception."""
+def test_requesting_more_than_the_capacity_is_a_failure_event(limiter):
+    """Although it raises."""
     received = []
     limiter.event_publisher.on_failure(received.append)
     with pytest.raises(RequestNotPermitted):
@@ -73,7 +73,7 @@ def test_asking_for_more_than_can_be_there_is_told_as_a_failure(limiter):
     assert [event.number_of_permits for event in received] == [11]
 
 
-def test_a_consumer_that_fails_breaks_nobody(limiter, caplog):
+def test_a_consumer_that_fails_breaks_nothing(limiter, caplog):
     """The caller gets its permission, the next consumer its event."""
     received = []
 
@@ -88,7 +88,7 @@ def test_a_consumer_that_fails_breaks_nobody(limiter, caplog):
 
 
 def test_a_consumer_can_be_removed(limiter):
-    """From every kind that it listened to."""
+    """From every kind that it was registered for."""
     received, others = [], []
     limiter.event_publisher.on_success(received.append).on_event(others.append).on_drained(received.append)
     limiter.event_publisher.remove(received.append)
@@ -99,7 +99,7 @@ def test_a_consumer_can_be_removed(limiter):
 
 
 def test_consumers_stay_when_the_limit_changes(limiter):
-    """Listening is to the name, not to a configuration."""
+    """Consumers are registered for the name, not for a configuration."""
     received = []
     limiter.event_publisher.on_success(received.append)
     limiter.change_limit_for_period(5)

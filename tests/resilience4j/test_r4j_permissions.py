@@ -31,14 +31,14 @@ def available(limiter):
 
 
 def test_at_the_start_one_of_two_is_taken(make):
-    """t = 0: ask 1, one is left."""
+    """t = 0: take 1, one is left."""
     limiter = make(initial_permits=2)
     assert limiter.reserve_permission() == 0
     assert available(limiter) == 1
 
 
 def test_at_50_ms_two_are_refused_without_patience_and_nothing_changes(make, clock):
-    """1.5 are there: with a timeout of 0 the answer is −1, and the half stays."""
+    """1.5 are available: with a timeout of 0 the result is −1, and the half stays."""
     limiter = make(initial_permits=2)
     limiter.reserve_permission()
     clock.advance(0.05)
@@ -69,7 +69,7 @@ def test_at_50_ms_a_blocked_caller_sleeps_50_ms(make, clock):
 
 
 def test_at_5_s_four_of_ten_leave_six(make, clock):
-    """The bucket is full, not fuller: ask 4, 6 are left."""
+    """The bucket is full, not fuller: take 4, 6 are left."""
     limiter = make(initial_permits=2, timeout="100ms")
     limiter.reserve_permission()
     clock.advance(0.05)
@@ -106,7 +106,7 @@ def test_reservations_line_up_in_the_future(make, clock):
 
 
 def test_a_refusal_is_immediate(make, clock):
-    """A wait longer than the timeout is refused at once; nobody sleeps through the timeout."""
+    """A wait longer than the timeout is refused at once; no caller sleeps through the timeout."""
     limiter = make(initial_permits=0, timeout="99ms")
     assert not limiter.acquire_permission()
     assert clock.now_us() == 0
@@ -122,7 +122,7 @@ def test_the_timeout_itself_is_long_enough(make, clock):
 
 @pytest.mark.parametrize("verb", ["acquire_permission", "reserve_permission", "wait_for_permission"])
 def test_more_than_the_capacity_is_an_error(make, verb):
-    """It can never be granted, so it is not a "no" but a mistake; nothing changes."""
+    """It can never be granted, so it is an error instead of a refusal; nothing changes."""
     limiter = make(timeout="1d")
     with pytest.raises(RequestNotPermitted, match="can never permit this call: it holds at most 10 permissions") as caught:
         getattr(limiter, verb)(11)
@@ -130,7 +130,7 @@ def test_more_than_the_capacity_is_an_error(make, verb):
     assert available(limiter) == 10
 
 
-def test_wait_for_permission_says_when_to_come_back(make):
+def test_wait_for_permission_raises_with_the_retry_time(make):
     """RequestNotPermitted is a RateLimited with its decision."""
     limiter = make(initial_permits=0)
     with pytest.raises(RequestNotPermitted, match="'backend' does not permit this call within its timeout") as caught:
@@ -159,7 +159,7 @@ def test_asking_for_nothing_is_granted_at_once(make):
     assert available(limiter) == -5
 
 
-def test_the_default_config_keeps_nobody_waiting(make):
+def test_the_default_config_makes_no_caller_wait(make):
     """50 per 500 ns: a million a second pass a clock of microseconds untouched."""
     limiter = RateLimiter.of_defaults("quick", store=MemoryStore(clock=(clock := ManualClock())))
     for _ in range(1000):
@@ -168,7 +168,7 @@ def test_the_default_config_keeps_nobody_waiting(make):
 
 
 def test_what_grows_within_a_microsecond_is_not_held_beyond_the_capacity(make):
-    """100 per µs with room for 50: reservations come 50 to a microsecond, for the clock has nothing between."""
+    """100 per µs with room for 50: reservations come 50 to a microsecond, the clock's resolution."""
     limiter = RateLimiter("quick", RateLimiterConfig(), store=MemoryStore(clock=ManualClock()))
     assert [limiter.reserve_permission(50) for _ in range(4)] == [0, 1000, 2000, 3000]
 
@@ -185,7 +185,7 @@ def test_a_rate_limiter_is_a_limitkeeper_limiter(make):
 
 
 def test_rate_limiters_of_one_name_and_store_share_permissions(clock):
-    """State belongs to the name; without a store in common they are strangers."""
+    """State belongs to the name; without a common store they are independent."""
     store, config = MemoryStore(clock=clock), RateLimiterConfig(10, "1s", 0)
     one, same, other = RateLimiter("b", config, store=store), RateLimiter("b", config, store=store), RateLimiter("b", config)
     one.acquire_permission(7)
@@ -193,7 +193,7 @@ def test_rate_limiters_of_one_name_and_store_share_permissions(clock):
 
 
 def test_limiting_can_be_turned_off_in_tests(make):
-    """Within `unlimited()` every call goes."""
+    """Within `unlimited()` every call passes."""
     limiter = make(initial_permits=0)
     with unlimited():
         assert limiter.acquire_permission(10)
@@ -227,7 +227,7 @@ def test_a_store_that_it_made_is_closed_with_it():
 
 
 def test_draining_takes_what_is_there(make, clock):
-    """All whole permissions go; the fraction of one goes on growing."""
+    """All whole permissions go; the fraction of one is kept."""
     limiter = make(initial_permits=7)
     clock.advance(0.05)
     assert limiter.drain_permissions() == 7
@@ -245,7 +245,7 @@ def test_draining_an_indebted_limiter_takes_nothing(make):
 
 
 def test_draining_is_no_call(make):
-    """The limiter's counters count callers only; its own event tells of the draining."""
+    """The limiter's counters count callers only; draining has its own event."""
     limiter, received = make(), []
     limiter.limiter.events.on("drained", lambda event: received.append((event.limiter, event.cost)))
     limiter.drain_permissions()
@@ -331,7 +331,7 @@ def test_a_changed_limit_keeps_what_is_reserved_ahead(make, clock):
     assert available(limiter) == 0
 
 
-def test_a_changed_limit_gives_nobody_a_new_start(make):
+def test_a_changed_limit_gives_no_new_start(make):
     """Permissions at the start were for the start; an untouched limiter that was not born full is not filled by a change."""
     limiter = make(permit_capacity=100, initial_permits=10)
     limiter.change_limit_for_period(50)

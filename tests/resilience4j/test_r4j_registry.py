@@ -35,7 +35,7 @@ def test_a_mapping_without_a_default_has_the_defaults():
 
 
 def test_a_rate_limiter_is_made_by_a_config_a_name_or_a_function(registry):
-    """And a name that is there is given as it is."""
+    """And an existing name is returned as it is."""
     assert registry.rate_limiter("a").config == SLOW
     assert registry.rate_limiter("b", "fast").config == FAST
     assert registry.rate_limiter("c", FAST).config == FAST
@@ -44,7 +44,7 @@ def test_a_rate_limiter_is_made_by_a_config_a_name_or_a_function(registry):
     assert [limiter.name for limiter in registry.all_rate_limiters()] == ["a", "b", "c", "d"]
 
 
-def test_an_unknown_config_name_says_which_there_are(registry):
+def test_an_unknown_config_name_lists_the_known_ones(registry):
     """And makes nothing."""
     with pytest.raises(ConfigurationError, match=r"'fats' \(known: default, fast\)"):
         registry.rate_limiter("a", "fats")
@@ -128,7 +128,7 @@ def test_a_replacement_on_the_same_store_keeps_the_permissions(registry):
 
 
 def test_an_entry_is_a_rate_limiter_of_that_name(registry):
-    """A stranger is refused."""
+    """A RateLimiter of another kind is refused."""
     registry.rate_limiter("a")
     with pytest.raises(ConfigurationError, match="called 'a', got 'b'"):
         registry.replace("a", RateLimiter("b", FAST))
@@ -136,7 +136,7 @@ def test_an_entry_is_a_rate_limiter_of_that_name(registry):
         registry.add("c", Registry("5/s").limiter("c"))
 
 
-def test_changes_are_told_to_the_registrys_consumers(registry):
+def test_changes_are_events_for_the_registrys_consumers(registry):
     """Added, replaced and removed, with the RateLimiters themselves; a failing consumer breaks nobody."""
     received = []
 

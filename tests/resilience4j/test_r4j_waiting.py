@@ -26,7 +26,7 @@ def until(condition):
 
 
 def test_a_hundred_threads_get_exactly_what_is_there():
-    """Never one permission more, whoever asks at once."""
+    """Never one permission more, however many callers at once."""
     limiter, _ = manual(timeout=0, initial=50, limit=50)
     got, ready = [], threading.Barrier(100)
 
@@ -44,7 +44,7 @@ def test_a_hundred_threads_get_exactly_what_is_there():
 
 
 def test_draining_while_others_take_counts_every_permission_once():
-    """What was drained and what was taken add up to what was there."""
+    """Drained and taken permissions add up to the available ones."""
     limiter, _ = manual(timeout=0, initial=1000, limit=1000)
     taken, drained = [], []
 
@@ -62,7 +62,7 @@ def test_draining_while_others_take_counts_every_permission_once():
 
 
 def test_waiting_callers_are_counted_in_real_time():
-    """number_of_waiting_threads tells who sleeps, those who may be cancelled too."""
+    """number_of_waiting_threads counts sleeping callers, those with a cancellation event too."""
     limiter = RateLimiter("backend", RateLimiterConfig(10, "1s", "10s", initial_permits=0))
     cancel = threading.Event()
     limiter.reserve_permission(10)
@@ -80,7 +80,7 @@ def test_waiting_callers_are_counted_in_real_time():
 
 
 def test_a_cancelled_wait_ends_at_once_and_gives_back_in_real_time():
-    """Setting the event ends a wait of an hour; what was reserved is there again."""
+    """Setting the event ends a wait of an hour; the reserved permissions are available again."""
     limiter = RateLimiter("backend", RateLimiterConfig(1, "1h", "2h", initial_permits=0))
     cancel, ended = threading.Event(), []
 
@@ -99,7 +99,7 @@ def test_a_cancelled_wait_ends_at_once_and_gives_back_in_real_time():
     assert limiter.metrics.available_permissions == 0
 
 
-def test_who_leaves_lets_the_others_move_up_in_real_time():
+def test_a_leaving_waiter_lets_the_others_move_up_in_real_time():
     """A waiter behind a cancelled one gets its place: a fifth of a second instead of forty."""
     limiter = RateLimiter("backend", RateLimiterConfig(200, "40s", "1min", initial_permits=0))
     cancel, took = threading.Event(), []
@@ -121,8 +121,8 @@ def test_who_leaves_lets_the_others_move_up_in_real_time():
     assert took[0] < 20
 
 
-def test_what_was_promised_to_others_stays_when_somebody_leaves():
-    """A reservation can't be told that it may go earlier, so its place stays, and the one before it is not given away."""
+def test_reservations_of_others_stay_when_a_waiter_leaves():
+    """A reservation can't be notified of an earlier start, so its place stays, and the one before it is not given away."""
 
     class Leaving(ManualClock):
         def sleep(self, seconds, wake=None):
@@ -136,8 +136,8 @@ def test_what_was_promised_to_others_stays_when_somebody_leaves():
     assert limiter.reserve_permission() == 300_000_000
 
 
-def test_cancelled_before_it_asks_nothing_is_taken():
-    """An event that is set already is a no; acquire_permission answers False, as Resilience4j does for an interrupt."""
+def test_cancelled_before_the_call_nothing_is_taken():
+    """An event that is set already is a refusal; acquire_permission returns False, as Resilience4j does for an interrupt."""
     limiter, clock = manual(initial=5)
     cancel = threading.Event()
     assert limiter.acquire_permission(2, cancel)
@@ -150,7 +150,7 @@ def test_cancelled_before_it_asks_nothing_is_taken():
 
 
 def test_an_event_that_is_never_set_changes_nothing():
-    """With an event the same waits, refusals and errors come as without."""
+    """With an event waits, refusals and errors are the same as without."""
     limiter, clock = manual(timeout="500ms")
     never = threading.Event()
     assert limiter.acquire_permission(3, never)
@@ -162,7 +162,7 @@ def test_an_event_that_is_never_set_changes_nothing():
 
 
 def test_an_interrupted_sleep_gives_back():
-    """Ctrl-C while waiting: the permissions are there again, the interrupt goes on, a failure is told."""
+    """Ctrl-C while waiting: the permissions are available again, the interrupt propagates, and a failure event is published."""
 
     class Interrupting(ManualClock):
         def sleep(self, seconds, wake=None):
@@ -183,8 +183,8 @@ def test_an_interrupted_sleep_gives_back():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_has_nobody_waiting():
-    """Who waits in the parent does not wait in the child."""
+def test_a_forked_child_has_no_waiters():
+    """Waiters of the parent do not wait in the child."""
     limiter = RateLimiter("backend", RateLimiterConfig(1, "1h", "2h", initial_permits=0))
     cancel = threading.Event()
     thread = threading.Thread(target=limiter.acquire_permission, args=(1, cancel))
@@ -199,8 +199,8 @@ def test_a_forked_child_has_nobody_waiting():
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_a_changed_timeout_leaves_those_who_wait_alone(held):
-    """Who waits already keeps its place."""
+def test_a_changed_timeout_leaves_waiters_alone(held):
+    """A caller that already waits keeps its place."""
     limiter = RateLimiter("backend", RateLimiterConfig(10, "1s", "10s", initial_permits=0), store=MemoryStore(clock=held))
     got = []
     thread = threading.Thread(target=lambda: got.append(limiter.acquire_permission(2)))
@@ -244,7 +244,7 @@ def test_the_async_face_drains():
 
 
 def test_a_cancelled_task_gives_back_and_stays_cancelled():
-    """CancelledError is not turned into anything else, and the permissions are there again."""
+    """CancelledError propagates unchanged, and the permissions are available again."""
     limiter = RateLimiter("backend", RateLimiterConfig(1, "1h", "2h", initial_permits=0))
     received = []
     limiter.event_publisher.on_event(lambda event: received.append(str(event.event_type)))

@@ -1,4 +1,4 @@
-"""Refill first, then take: what the other order costs, in figures."""
+"""Refill first, then take: the error of the other order, in figures."""
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -31,13 +31,13 @@ def test_refill_first_admits_ten_of_ten_after_idling():
 
 
 def test_recomputing_an_integer_loses_fractions():
-    """10 per second, asked every 70 ms for a minute: 428 admitted of the 600 that a minute grows."""
+    """10 per second, called every 70 ms for a minute: 428 admitted of the 600 that a minute refills."""
     literal = RecomputeWhenEmpty(maximum=10, interval=100)
     assert sum(literal.acquire(now) for now in range(70, 60_001, 70)) == 428
 
 
 def test_refill_first_loses_no_fraction():
-    """limitkeeper on the same calls admits every whole permission that has grown by the last of them, at 59.99 s: 599."""
+    """limitkeeper on the same calls admits every whole permission refilled by the last of them, at 59.99 s: 599."""
     limiter, clock = limiter_of(10, "1s", initial=0)
     admitted = 0
     for _ in range(70, 60_001, 70):
@@ -48,7 +48,7 @@ def test_refill_first_loses_no_fraction():
 
 
 def test_recomputing_admits_twice_the_maximum_too():
-    """The integer bucket has the other fault as well: after idling, its stored tokens and then the idle time's."""
+    """The integer bucket has the other error as well: after idling, its stored tokens and then the idle time's."""
     literal = RecomputeWhenEmpty(maximum=10, interval=100, tokens=10)
     assert sum(literal.acquire(60_000) for _ in range(30)) == 20
 
@@ -69,7 +69,7 @@ def test_where_nothing_is_stored_the_orders_agree():
     share=st.integers(0, 100),
     steps=st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(1, 60), st.integers(0, 5_000_000)), min_size=1, max_size=25),
 )
-@example(limit=1, period_ns=1, extra=0, share=0, steps=[(0, 1, 1)])  # many permissions grow in a tick of the clock
+@example(limit=1, period_ns=1, extra=0, share=0, steps=[(0, 1, 1)])  # many permissions are refilled in a tick of the clock
 def test_limitkeeper_answers_as_the_exact_time_index_does(limit, period_ns, extra, share, steps):
     """Any rate, waits and permissions, positive and negative, are those of the model in fractions, to the nanosecond."""
     capacity = limit + extra

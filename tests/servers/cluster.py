@@ -1,4 +1,4 @@
-"""Three primaries that are a cluster, without any command line tool: slots are handed out, epochs set, and they meet."""
+"""Starts a cluster of three primaries without command line tools: it assigns slots, sets epochs, and introduces the nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from servers.valkey import Valkey
 
 SLOTS = 16384
-#: The port of a node's bus lies that much above its own.
+# : The offset of a node's bus port from its own.
 BUS = 10_000
 
 
@@ -41,7 +41,7 @@ class Cluster:
         self.settle()
 
     def settle(self) -> None:
-        """Waits until every node says that all is well, and knows all slots."""
+        """Waits until every node reports that the cluster is well, and knows all slots."""
         end = time.monotonic() + 60
         while not all(self._is_well(node) for node in self.nodes):
             if time.monotonic() > end:
@@ -62,7 +62,7 @@ class Cluster:
         return received.decode() if isinstance(received, bytes) else str(received)
 
     def keeper(self, slot: int) -> int:
-        """Which node a slot was given to at the start."""
+        """The node to which a slot was assigned at the start."""
         return min(slot // (SLOTS // len(self.nodes)), len(self.nodes) - 1)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Clocks that are wrong: a Valkey whose time is stepped back and forth while it runs, and clients that are off by some seconds.
 
-libfaketime comes with a wheel. It reads the offset from a file at every look at the clock, so rewriting the file steps the time
+libfaketime comes with a wheel. It reads the offset from a file at every read of the clock, so rewriting the file steps the time
 of a running process. The monotonic clock is left alone: a server whose wall clock jumps still has timers that run.
 """
 
@@ -30,7 +30,7 @@ def faketime_library() -> str | None:
 
 
 class Skew:
-    """An offset to the real time, in a file that processes under `env` look at."""
+    """An offset to the real time, in a file that processes under `env` read."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.library = faketime_library()
@@ -68,14 +68,14 @@ class Skew:
 
 
 class FaketimeValkey(Valkey):
-    """A server whose clock is stepped: `server.step(-3600)` puts it an hour back. Its process sees that later, so we wait."""
+    """A server whose clock is stepped: `server.step(-3600)` sets it back an hour and waits until its process has read that."""
 
     def __init__(self, *options: str, **more: Any) -> None:
         self.skew = Skew()
         super().__init__(*options, env={**more.pop("env", {}), **self.skew.env}, **more)
 
     def set_clock(self, seconds: float) -> None:
-        """Puts the server's clock that many seconds ahead of ours, and waits until the server has seen it."""
+        """Sets the server's clock that many seconds ahead of ours, and waits until the server has read it."""
         self.skew.set(seconds)
         end = time.monotonic() + 30
         with self.client() as client:

@@ -1,12 +1,12 @@
-"""A network that misbehaves: a TCP proxy on loopback, in a thread of its own, whose faults are switched while it runs.
+"""A faulty network: a TCP proxy on loopback, in a thread of its own, whose faults are switched while it runs.
 
     with Proxy(server.port) as network:
         network.latency = 0.04      # seconds added each way
         network.trickle = 100       # bytes per second of the replies
-        network.silent = True       # takes everything, passes on nothing; what it held flows again when it is over
+        network.silent = True       # accepts everything, passes on nothing; held bytes are sent when it is over
         network.reset()             # every connection ends with an RST
-        network.half_close()        # the client reads an end, the server still hears it
-        network.refuse()            # nobody is let in; those who are inside stay
+        network.half_close()        # the client reads an end, the server still receives from it
+        network.refuse()            # new connections are refused; open ones stay
         network.heal()              # all of that is over
 
 Bytes are never lost or reordered: what is held back comes late, as on a real network. Rejected: a qdisc of the kernel, which
@@ -46,14 +46,14 @@ class Line:
             side.transport.abort()
 
     def end_replies(self) -> None:
-        """Says that no more replies will come; one that has just gone does not hear it."""
+        """Ends the replies to the client; without effect when it is already disconnected."""
         if not self.near.is_closing():
             with contextlib.suppress(OSError):
                 self.near.write_eof()
 
 
 class Proxy:
-    """Passes everything on to `target`, a port of loopback, until told to behave worse."""
+    """Passes everything on to `target`, a port of loopback, until a fault is set."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -62,7 +62,7 @@ class Proxy:
         self.trickle: float | None = None
         self.silent = False
         self.accepted = 0
-        #: How often a client said something: with one caller, one for each round trip.
+        # : How often a client sent something: with one caller, one for each round trip.
         self.asked = 0
         self._lines: set[Line] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -78,7 +78,7 @@ class Proxy:
 
     @property
     def open(self) -> int:
-        """How many clients are connected now."""
+        """The number of connected clients."""
         return len(self._lines)
 
     # Faults ----------------------------------------------------------------------------------------------------
@@ -88,11 +88,11 @@ class Proxy:
         self._do(self._each(Line.abort))
 
     def half_close(self) -> None:
-        """Tells every client that no more will come, and goes on listening to it."""
+        """Sends every client the end of its replies, and continues to read from it."""
         self._do(self._each(Line.end_replies))
 
     def refuse(self) -> None:
-        """Nobody is let in any more: connecting is refused."""
+        """New connections are refused."""
         self._do(self._stop_listening())
 
     def accept(self) -> None:
@@ -141,7 +141,7 @@ class Proxy:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.sleep(0.01)  # transports close their sockets in the turns to come
+        await asyncio.sleep(0.01)  # transports close their sockets in later iterations
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
@@ -174,7 +174,7 @@ class Proxy:
             far_writer.transport.abort()
 
     async def _way(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, replies: bool) -> None:
-        """One direction: what was read is due a latency later, and is written then, as quickly as the trickle allows."""
+        """One direction: bytes are due a latency after they were read, and are then written as quickly as the trickle allows."""
         due: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         writing = asyncio.ensure_future(self._deliver(due, writer, replies))
         try:

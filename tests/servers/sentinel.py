@@ -12,7 +12,7 @@ import redis
 
 from servers.valkey import Valkey, server_binary
 
-#: How long a server is silent until sentinels take it for dead: longer than a machine may stall, and short when one was killed.
+# : How long a server is silent until sentinels consider it down: longer than a machine may stall, and short when one was killed.
 PATIENT_MS, HASTY_MS = 10_000, 500
 
 
@@ -47,7 +47,7 @@ class Sentinel(Valkey):
 
 
 class Watched:
-    """The whole house. `failover()` makes another primary; `kill_primary()` makes one necessary."""
+    """The whole topology. `failover()` makes another primary; `kill_primary()` makes one necessary."""
 
     def __init__(self, service: str = "mymaster", sentinels: int = 3, password: str = "") -> None:
         self.service = service
@@ -92,13 +92,13 @@ class Watched:
         return f"redis+sentinel://{f':{quote(self.password)}@' if self.password else ''}{hosts}/{self.service}"
 
     def primary(self) -> Valkey:
-        """The server that the sentinels say is the primary."""
+        """The primary's address according to the sentinels."""
         with self.sentinels[0].client() as client:
             _, port = client.sentinel_get_master_addr_by_name(self.service)
         return next(server for server in self.servers if server.port == int(port))
 
     def failover(self) -> None:
-        """Asks for one until there is another primary: sentinels that are kept from it by a busy machine give it up."""
+        """Requests one until there is another primary: on a busy machine sentinels may abort it."""
         old, asked, end = self.primary(), 0.0, time.monotonic() + 60
         while self.primary() is old:
             if time.monotonic() > end:
@@ -115,7 +115,7 @@ class Watched:
                 client.execute_command("SENTINEL", "SET", self.service, "down-after-milliseconds", milliseconds)
 
     def kill_primary(self) -> Valkey:
-        """Ends the primary at once; the sentinels are told to believe it soon. The one that is dead."""
+        """Kills the primary at once, and configures the sentinels to notice soon; returns the dead one."""
         dead = self.primary()
         self.down_after(HASTY_MS)
         dead.kill()

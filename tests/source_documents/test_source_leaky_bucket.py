@@ -1,4 +1,4 @@
-"""The leaky bucket, meter and queue, with the numbers of the five texts that the project set out from."""
+"""The leaky bucket, meter and queue, with the numbers of the five texts that the project started from."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_no_burst_gets_through_faster_than_the_leak(clock, store):
     assert waits(limiter, 3) == [0.0, 0.01, 0.02]
 
 
-def test_an_unlimited_bucket_refuses_nobody(store):
+def test_an_unlimited_bucket_refuses_no_call(store):
     """LeakyBucketLimiter has unlimited capacity: the ten-thousandth caller at once is taken, and waits 1999.8 s."""
     limiter = Limiter(LeakyBucketQueue("5/s"), store=store)
     assert waits(limiter, 10_000)[-1] == 1999.8
@@ -170,7 +170,7 @@ def test_beyond_the_maximum_a_caller_is_refused_at_once(blocked, held):
 
 
 def test_blocked_threads_leave_one_per_interval_in_order(blocked, held, eventually):
-    """The blocked callers leave at 100 and 200 ms, in the order in which they came."""
+    """The blocked callers leave at 100 and 200 ms, in order of arrival."""
     limiter, done = blocked
     held.advance(0.069999)
     assert done == []

@@ -1,4 +1,4 @@
-"""The token bucket, with the numbers of the five texts that the project set out from."""
+"""The token bucket, with the numbers of the five texts that the project started from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_ten_at_once_are_all_allowed_and_leave_the_bucket_empty(store):
 
 
 def test_what_comes_after_the_spike_is_refused_until_tokens_refill(clock, store):
-    """After the spike no token is there; the next one comes after 200 ms, not a microsecond earlier."""
+    """After the spike there is no token; the next one comes after 200 ms, not a microsecond earlier."""
     limiter = Limiter(TokenBucket("5/s burst 10"), store=store)
     limiter.hit("user", cost=10)
     assert limiter.hit("user").retry_after == 0.2
@@ -87,7 +87,7 @@ def test_three_and_then_four_tokens_at_a_time(store):
 
 
 def test_a_bucket_that_starts_with_no_token_makes_one_every_100_ms(clock, store):
-    """Starting level zero, one token per 100 ms: the first call is told to wait 100 ms and is then admitted."""
+    """Starting level zero, one token per 100 ms: the first call has to wait 100 ms and is then admitted."""
     limiter = Limiter(TokenBucket("1/100ms burst 5 initial 0"), store=store)
     assert limiter.hit("user").retry_after == 0.1
     clock.advance(0.1)
@@ -96,7 +96,7 @@ def test_a_bucket_that_starts_with_no_token_makes_one_every_100_ms(clock, store)
 
 
 def test_permissions_are_preassigned_and_refilled_gradually(clock, store):
-    """10 per second, capacity 10, initially 2: at 0 ask 1 and 1 is left; at 50 ms 2 have to wait 50 ms more."""
+    """10 per second, capacity 10, initially 2: at 0 take 1 and 1 is left; at 50 ms 2 have to wait 50 ms more."""
     limiter = Limiter(TokenBucket("10/s burst 10 initial 2"), store=store)
     assert limiter.hit("user").remaining == 1
     clock.advance(0.05)
@@ -121,7 +121,7 @@ def test_idling_does_not_admit_twice_the_capacity(clock, store):
 
 
 def test_no_fraction_of_a_token_is_lost(clock, store):
-    """Asked every 70 ms for a minute, one token per 100 ms admits 600 of them, not the 428 of an integer recompute."""
+    """Called every 70 ms for a minute, one token per 100 ms admits 600, not the 428 of an integer recompute."""
     limiter = Limiter(TokenBucket("1/100ms burst 10 initial 0"), store=store)
     allowed = 0
     for _ in range(857):  # 59.99 s
@@ -144,7 +144,7 @@ def test_the_flash_sale_lets_200_a_second_through(clock, store):
     assert seconds == [400 + 199, 200, 200]
 
 
-def test_the_checkout_limit_of_5_a_second_tells_to_retry_after_one(store):
+def test_the_checkout_limit_of_5_a_second_has_a_retry_after_of_one(store):
     """5/s burst 10 per user: the eleventh attempt at once is refused, and in whole seconds its Retry-After is 1."""
     limiter = Limiter(TokenBucket("5/s burst 10"), store=store)
     found = [limiter.hit("user") for _ in range(11)]

@@ -1,4 +1,4 @@
-"""Fixed windows, the sliding log and the sliding counter, with the numbers of the texts that the project set out from."""
+"""Fixed windows, the sliding log and the sliding counter, with the numbers of the texts that the project started from."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_three_a_minute_admits_six_around_the_round_minute(day, store):
 
 
 def test_the_fourth_of_a_minute_is_dropped_until_the_next_begins(day, store):
-    """3/min: the fourth request is refused and told the rest of the minute, and the round minute admits it."""
+    """3/min: the fourth request is refused until the end of the minute, and the round minute admits it."""
     limiter = Limiter(FixedWindow("3/min"), store=store)
     day.at("12:00:30")
     assert [bool(limiter.hit("user")) for _ in range(4)] == [True, True, True, False]
@@ -79,7 +79,7 @@ def test_a_window_that_opens_with_its_first_request_lasts_60_seconds_from_there(
     assert limiter.hit("user").remaining == 2
 
 
-def test_the_headers_of_a_used_up_quota_say_100_0_and_900(store):
+def test_the_headers_of_a_used_up_quota_are_100_0_and_900(store):
     """100 per 15 minutes, used up at the quarter: limit 100, remaining 0, retry after 900 seconds."""
     limiter = Limiter(FixedWindow("100 per 15 minutes"), store=store)
     limiter.hit("client", cost=100)
@@ -117,8 +117,8 @@ def refused_at_55(day, store):
     return limiter
 
 
-def test_the_refused_caller_is_told_the_first_expiry(refused_at_55):
-    """At 12:00:55 the oldest entry has 10 seconds left in the window, and that is the promise."""
+def test_the_refused_caller_gets_the_first_expiry(refused_at_55):
+    """At 12:00:55 the oldest entry has 10 seconds left in the window, and that is the retry time."""
     assert refused_at_55.hit("user").retry_after == 10.0
 
 

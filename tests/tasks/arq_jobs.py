@@ -15,7 +15,7 @@ limiter = AsyncLimiter("leaky bucket queue 20/s", store=URL, name="jobs")
 
 
 async def note(ctx: dict[str, Any], name: str, number: int) -> None:
-    """Writes down a run with the time of the server, which is also the limiter's."""
+    """Records a run with the time of the server, which is also the limiter's."""
     seconds, microseconds = await ctx["redis"].time()
     await ctx["redis"].rpush(name, f"{number} {seconds * 1_000_000 + microseconds} {os.getpid()} {ctx['job_try']}")
 

@@ -17,7 +17,7 @@ limiter = Limiter("leaky bucket queue 20/s", store=URL, name="tasks")
 
 
 def note(name: str, number: int) -> None:
-    """Writes down a run with the time of the server, which is also the limiter's."""
+    """Records a run with the time of the server, which is also the limiter's."""
     server = redis.Redis.from_url(URL)
     seconds, microseconds = server.time()  # type: ignore[misc]
     server.rpush(name, f"{number} {seconds * 1_000_000 + microseconds} {os.getpid()}")

@@ -65,7 +65,7 @@ def test_a_job_too_early_is_put_back_once(ctx, store):
 
 
 def test_a_start_too_far_away_is_not_reserved(ctx, store):
-    """A job whose start is beyond `max_countdown` is put back for at most that long, and asks again."""
+    """A job whose start is beyond `max_countdown` is put back for at most that long, and is decided again."""
     limiter = AsyncLimiter("leaky bucket queue 1/h", store)
 
     @limit_task(limiter, key="mail", max_countdown="1min")
@@ -153,5 +153,5 @@ def test_all_workers_together_keep_the_limit(workers, valkey, eventually):
 
 
 def runs_of(server: Any, name: str) -> list[tuple[int, ...]]:
-    """(number, microseconds, process, try) of every run, as the jobs have noted them."""
+    """(number, microseconds, process, try) of every run, as the jobs have recorded them."""
     return [tuple(map(int, line.split())) for line in server.lrange(name, 0, -1)]

@@ -26,14 +26,14 @@ HERE = Path(__file__).parent
 
 
 class Message:
-    """A message on the way to a worker: what Celery would make a task's request of."""
+    """A message on the way to a worker: the values from which Celery makes a task's request."""
 
     def __init__(self, id: str, args: tuple[Any, ...] = (), headers: dict[str, Any] | None = None, retries: int = 0) -> None:
         self.id, self.args, self.headers, self.retries = id, args, headers, retries
 
 
 class Queue:
-    """A Celery application on kombu's broker in memory; `run` does with a message what a worker does."""
+    """A Celery application on kombu's broker in memory; `run` processes a message as a worker does."""
 
     def __init__(self) -> None:
         self.app = celery.Celery("unit", broker="memory://", backend="cache+memory://", set_as_current=False)
@@ -122,7 +122,7 @@ def test_a_retry_of_the_task_is_decided_again(queue, store):
 
 
 def test_a_start_too_far_away_is_not_reserved(queue, store):
-    """A task whose start is beyond `max_countdown` goes back for at most that long, and asks again."""
+    """A task whose start is beyond `max_countdown` goes back for at most that long, and is decided again."""
     limiter = Limiter("leaky bucket queue 1/h", store)
     task = queue.app.task(limit_task(limiter, key="k", max_countdown="1min")(abs_of))
     queue.run(task, Message("0", (0,)))
@@ -148,7 +148,7 @@ def test_key_and_cost_are_those_of_the_arguments(queue, store):
 
 
 def test_a_cost_that_can_never_pass_fails_the_task(queue, store):
-    """A task that costs more than the limit can ever admit raises RateLimited instead of going round for ever."""
+    """A task that costs more than the limit can ever admit raises RateLimited instead of being republished for ever."""
     task = queue.app.task(limit_task(Limiter("10/s burst 5", store), cost=6)(abs_of))
     with pytest.raises(RateLimited, match="can never admit"):
         queue.run(task, Message("0", (1,)))
@@ -229,5 +229,5 @@ def test_all_workers_together_keep_the_limit(workers, valkey, eventually):
 
 
 def runs_of(server: Any, name: str) -> list[tuple[int, ...]]:
-    """(number, microseconds, process) of every run, as the tasks have noted them."""
+    """(number, microseconds, process) of every run, as the tasks have recorded them."""
     return [tuple(map(int, line.split())) for line in server.lrange(name, 0, -1)]

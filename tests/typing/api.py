@@ -217,12 +217,12 @@ async def decorated() -> None:
 
 
 def events() -> None:
-    def heard(event: Event) -> None:
+    def received(event: Event) -> None:
         assert_type(event.kind, str)
         assert_type(event.limiter, str)
 
     assert_type(limiter.events, Publisher)
-    stop = limiter.events.on("refused", heard)
+    stop = limiter.events.on("refused", received)
     assert_type(stop, Callable[[], None])
     stop()
 
