@@ -12,7 +12,7 @@ from timing import Case, Effort, measure, one_core
 from limitkeeper import Limiter, TokenBucket
 
 KEYS = 100_000
-# : Slow to refill, so that no key is as new, and forgotten, before it is used again.
+#: Slow to refill, so that no key is as new, and forgotten, before it is used again.
 SLOW = "1000/h burst 1000000"
 HIT, LOOK = "for x in k: o.hit(x)", "for x in k: o[x]"
 

@@ -26,7 +26,7 @@ from limitkeeper import Limiter, TokenBucket
 from limitkeeper.stores.redis import RedisStore
 from servers.valkey import Valkey
 
-# : GCRA in six lines: the minimum for a limiter on Redis.
+#: GCRA in six lines: the minimum for a limiter on Redis.
 MINIMAL = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]

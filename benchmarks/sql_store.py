@@ -35,7 +35,7 @@ NOBODY = 65534
 RATE, BURST = 1_000_000, 10**9  # never refused
 NONE_LEFT = 0.000001  # refused, once the first has been taken
 
-# : Level and date, as in the rule: the deficit of the bucket, and when that was. Times are the server's, in seconds.
+#: Level and date, as in the rule: the deficit of the bucket, and when that was. Times are the server's, in seconds.
 TABLE = "CREATE {kind} TABLE bucket (key text PRIMARY KEY, missing float8 NOT NULL, at float8 NOT NULL) WITH (fillfactor = 50)"
 DECIDE = """
 INSERT INTO bucket AS b VALUES (%s, 1, extract(epoch FROM clock_timestamp()))

@@ -22,7 +22,7 @@ from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.request_context import RequestContext
 from limitkeeper.web.asgi import AsgiRequestContext
 
-# : Our cases: (name, base, app, request). The name of a floor describes it.
+#: Our cases: (name, base, app, request). The name of a floor describes it.
 ONE, FIVE, FIVE_NEW = (
     "limitkeeper, 1 rule",
     "limitkeeper, 200 rules, 5 apply",

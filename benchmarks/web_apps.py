@@ -10,7 +10,7 @@ from limitkeeper.policy.gate import Gate
 from limitkeeper.web.asgi import RateLimitMiddleware
 from limitkeeper.web.wsgi import RateLimitMiddleware as WsgiMiddleware
 
-# : Always allowed: the charge of a request is refilled before the next one; and used up after the first.
+#: Always allowed: the charge of a request is refilled before the next one; and used up after the first.
 ALLOW, DENY = "token bucket 1000000/s burst 1000", "fixed window 1/h"
 PATH = "/products/{number}"
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from web_apps import PATH, limitkeeper, one_rule, starlette
 
 RATE, BURST = 1e6, 1000.0
-# : limitkeeper's fields, for the inline bucket that is to send as much.
+#: limitkeeper's fields, for the inline bucket that is to send as much.
 FIELDS = {
     "ratelimit-policy": '"api";q=1000;w=1',
 }

@@ -18,7 +18,7 @@ from timing import Effort
 
 SLICE_NS = 500_000
 WARM = 2
-# : More paths than a policy caches, so that each is new when its turn comes again.
+#: More paths than a policy caches, so that each is new when its turn comes again.
 PATHS = 12_000
 Loop = Callable[[int], Awaitable[float]]
 clock = time.perf_counter_ns

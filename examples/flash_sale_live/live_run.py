@@ -99,7 +99,7 @@ class Run:
         return result.services
 
     async def _count_orders(self) -> None:
-        """Orders that were written more than once, and orders whose clients were told that they failed."""
+        """Orders that were written more than once, and orders whose clients got an error."""
         connection = await asyncpg.connect(self.addresses["DATABASE_URL"])
         written = dict(await connection.fetch("SELECT request, count(*) FROM orders GROUP BY request"))
         await connection.close()

@@ -42,7 +42,7 @@ class Sender:
         self.url = url + path
         self.record = ClassRecorder(settings.name, settings.users)
         self.statuses: Counter[int] = Counter()
-        self.failed: set[str] = set()  # requests whose clients were told that they failed
+        self.failed: set[str] = set()  # requests whose clients got an error
         self.first = self.last = 0.0  # when the first attempt began and the last one ended
         self.rng = Random(f"client {settings.name}")
 

@@ -36,7 +36,7 @@ CACHING = ("catalog", "pricing")
 CONNECTIONS = {"catalog": 5, "order": 10, "pricing": 5, "inventory": 5}
 #: Layer 3: writes of the order service at a time, and how many more may wait.
 WRITES, WAITING_WRITES = 8, 20
-# : Seconds: a gateway's timeout, a service's, and the life of cached values.
+#: Seconds: a gateway's timeout, a service's, and the life of cached values.
 GATEWAY_TIMEOUT, CALL_TIMEOUT, CACHED = 1.5, 1.0, 1
 SCHEMA = """
 DROP TABLE IF EXISTS products, orders;

@@ -115,7 +115,7 @@ def add_services(app: FastAPI, upstreams: Upstreams) -> None:
 
 
 def add_degrading(app: FastAPI) -> None:
-    """Adds the services that serve less above their limits; `degrade NAME` in the policy says how."""
+    """Adds the services that serve less above their limits; the policy selects them by `degrade NAME`."""
     numbers = count(1)
 
     @app.get("/recommendations")

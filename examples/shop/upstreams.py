@@ -16,7 +16,7 @@ from limitkeeper.policy import Policy
 from limitkeeper.stores import Store
 from shop.services import SERVICES
 
-# : Concurrent writes that the database can take; those that wait hold no connection.
+#: Concurrent writes that the database can take; those that wait hold no connection.
 WRITES = 4
 
 
