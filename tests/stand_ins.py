@@ -57,7 +57,7 @@ class HeldClock(ManualClock):
 class WrappedStore(Store):
     """A third-party store: the contract over a MemoryStore, with its calls recorded.
 
-    Verbs named in `failing` raise StoreUnavailable. `local` is settable, to be a store near by or far away.
+    Verbs named in `failing` raise StoreUnavailable. `local` is settable, to be a local or a remote store.
     """
 
     def __init__(self, inner: MemoryStore, local: bool = False) -> None:

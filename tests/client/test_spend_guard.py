@@ -189,7 +189,7 @@ class AlertFails(MemoryStore):
 
 
 def test_a_store_that_fails_at_the_alert_delays_it(spend):
-    """The call whose alert fails has its charge and goes on; the next call publishes the alert."""
+    """The call whose alert fails has its charge and continues; the next call publishes the alert."""
     store = AlertFails(clock=ManualClock(NOON))
     guard, alerts = SpendGuard("10", unit="1", store=store), []
     guard.events.on("alert", alerts.append)

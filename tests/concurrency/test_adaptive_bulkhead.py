@@ -112,7 +112,7 @@ def loop(algorithm, **options):
     return ClosedLoop(adaptive, clock, **options)
 
 
-# : The longest accepted response time: twice the service time. A limit of more than twice the workers makes every call slower.
+#: The longest accepted response time: twice the service time. A limit of more than twice the workers makes every call slower.
 IN_TIME_US = 100_000
 
 

@@ -325,7 +325,7 @@ def test_invalid_options(options):
 
 
 def test_resizing_while_in_use():
-    """A smaller size lets running calls go on and admits none until they are fewer; a larger one starts waiters at once."""
+    """A smaller size lets running calls continue and admits none until they are fewer; a larger one starts waiters at once."""
 
     async def main():
         bulkhead = Bulkhead(3)

@@ -198,7 +198,7 @@ def test_full_without_waiting(shared_store):
 
 
 def test_a_timeout(clock, shared_store):
-    """A waiter asks again every `poll` and gives up after its timeout."""
+    """A waiter polls every `poll` and gives up after its timeout."""
     one, other = bulkhead(1, shared_store), bulkhead(1, shared_store, timeout="2s", poll="300ms")
     began_us = clock.now_us()
     with one, pytest.raises(BulkheadFull):
@@ -488,6 +488,6 @@ def test_a_killed_process_leaves_its_places(kind, valkey, tmp_path):
 
 @pytest.mark.parametrize("store", [None, 5])
 def test_what_is_no_store_is_an_error(store):
-    """The message says what is expected."""
+    """The message names the expected form."""
     with pytest.raises(ConfigurationError, match="needs a store or its URL, got"):
         DistributedBulkhead(1, store, name="places")

@@ -259,7 +259,7 @@ def test_a_store_that_fails_fails_the_call():
 
 
 def test_a_store_that_refuses_fails_the_call():
-    """A guarded store that fails closed refuses: the call has the refusal as its result, and the worker goes on."""
+    """A guarded store that fails closed refuses: the call has the refusal as its result, and the worker continues."""
     inner = WrappedStore(MemoryStore(clock=ManualClock(NOON)), local=True)
     inner.failing.add("decide")
     store = GuardedStore(inner, on_failure="closed")

@@ -30,7 +30,9 @@ class PacedQueueMachine(RuleBasedStateMachine):
 
     @rule(cost=st.integers(1, CAPACITY))
     def put(self, cost: int) -> None:
-        """An item is taken exactly when it fits beside what waits and what is leaving; a refusal says when it will."""
+        """An item is accepted exactly when it fits beside the waiting and the leaving ones; a refusal has the time at which it
+        will fit.
+        """
         leaving_us = max(0, self.free_us - self.clock.now_us())
         held_us = sum(entry.cost for entry in self.model) * INTERVAL_US + leaving_us
         over_us = held_us + cost * INTERVAL_US - CAPACITY * INTERVAL_US

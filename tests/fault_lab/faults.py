@@ -27,7 +27,7 @@ HOUR = 3600
 
 
 class Laboratory:
-    """`url` is the way through the network; `server` and `network` are what is broken.
+    """`url` leads through the network; `server` and `network` are the targets of faults.
 
     With `houses`, as in a soak, there is also a second server that stays well, a house with sentinels, a cluster, and a folder.
     """

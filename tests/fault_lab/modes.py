@@ -48,7 +48,7 @@ class Mode:
     #: Seconds after a fault within which everything is as before.
     recovery: float = 0.5
     budget: float = BUDGET
-    # : How long it waits for one reply of the server before it gives up.
+    #: How long it waits for one reply of the server before it gives up.
     patience: float = BUDGET
 
 

@@ -25,10 +25,10 @@ class Record:
     longest: float = 0.0
     #: The most that was admitted, as a part of what the bound allows.
     fullest: float = 0.0
-    #: The most that was admitted over what the limit says by itself, in hits of one key, and what the bound allows of that.
+    #: The most that was admitted over the limit alone, in hits of one key, and the bound of that.
     beyond: float = 0.0
     broken: list[str] = field(default_factory=list)
-    # : Rounds in which the machine itself was too late to judge recoveries.
+    #: Rounds in which the machine itself was too late to judge recoveries.
     restless: int = 0
 
     def add(self, other: Record) -> None:

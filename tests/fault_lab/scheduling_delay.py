@@ -1,6 +1,6 @@
 """Measures how late a machine schedules, so that a busy machine is not taken for a slow store.
 
-A witness sleeps for a moment again and again, and may call a server that answers at once: the time beyond the sleep is the
+A measurement sleeps for a moment again and again, and may call a server that answers at once: the time beyond the sleep is the
 machine's delay, not the store's. One that only sleeps measures this process, one that calls a server measures that server.
 """
 
@@ -46,7 +46,7 @@ class Witness(threading.Thread):
 
 
 class Watch:
-    """A witness of this process, and one of each server: `with Watch(servers) as watch: …` and then `watch.late`."""
+    """Measures this process, and each server: `with Watch(servers) as watch: …` and then `watch.late`."""
 
     def __init__(self, servers: Iterable[Any] = ()) -> None:
         self.clients = [server.client(socket_timeout=5, retry=None) for server in servers]

@@ -68,7 +68,7 @@ class WatchedHouse(Watched):
         self.settle()
 
     def settle(self) -> None:
-        """Waits until the primary has its replica, and every sentinel knows that."""
+        """Waits until the primary has its replica, and every sentinel has found it."""
         end = time.monotonic() + PATIENCE
         while not self._follows() or not all(self._at_peace(sentinel) for sentinel in self.sentinels):
             if time.monotonic() > end:

@@ -29,10 +29,10 @@ from .scheduling_delay import WAKES, Witness
 LIMITS: dict[str, Limit] = {"bucket": TokenBucket("20/s burst 40"), "window": FixedWindow("60/400d")}
 COUNTED = ("admitted", "alone", "errors", "answers_at", "errors_at", "bucket_at", "alone_at")
 KEYS = ("ann", "bob", "zoë")
-# : Seconds until an awaited event counts as not happening, and of good answers that make a recovery.
+#: Seconds until an awaited event counts as not happening, and of good answers that make a recovery.
 PATIENCE = 15.0
 STRETCH = 0.3
-# : Seconds after which the end of a call is known.
+#: Seconds after which the end of a call is known.
 SETTLED = 0.2
 
 

@@ -13,7 +13,7 @@ from fault_lab.traffic import KEYS, LIMITS, PATIENCE, Tally, between, over
 from fault_lab.workers import Worker
 from servers.faketime import Skew
 
-# : A busy machine must not exhaust it: budgets are the point of other tests.
+#: A busy machine must not exhaust it: budgets are the point of other tests.
 AMPLE = 30.0
 
 

@@ -21,7 +21,7 @@ from limitkeeper import RedisStore
 BUDGET = 0.15
 #: What may come on top of a budget: the turns of an event loop and of threads that share two cores.
 SLACK = 0.15
-# : Within this time after a fault is over, no caller gets an error of it any more.
+#: Within this time after a fault is over, no caller gets an error of it any more.
 RECOVERY = 0.3
 #: A budget that no busy machine uses up, where it is not the point.
 AMPLE = 30.0

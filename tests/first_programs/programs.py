@@ -16,7 +16,7 @@ import limitkeeper
 
 FOLDER = Path(__file__).parents[2] / "examples" / "first_programs"
 PROGRAMS = sorted(FOLDER.glob("*.py"))
-# : The environment with which processes find the build under test.
+#: The environment with which processes find the build under test.
 BUILD = {"PYTHONPATH": str(Path(limitkeeper.__path__[0]).parent)}
 
 

@@ -338,7 +338,7 @@ def most_in(limit: Limit, first_us: int, last_us: int) -> int:
 @pytest.mark.parametrize("kind", ["memory", "shared"])
 def test_the_bound_of_several_rates(kind: str, rates: tuple[Limit, ...]) -> None:
     """Buckets and queues keep their debt: an interval admits at most the largest bound of the rates, with the first call of one
-    in it the two largest together. Windows and logs forget closed windows: a shorter one admits again while a longer one is
+    in it the two largest together. Windows and logs forget expired charges: a shorter one admits again while a longer one is
     exhausted: the sum."""
 
     @effort(6)
@@ -490,7 +490,7 @@ def test_no_key_is_lost_on_hand_over(kind: str, tmp_path: Any) -> None:
 
 
 def test_cancel_after_a_reset_leaves_the_new_charges(tmp_path: Any) -> None:
-    """Reserve 5 of 10, reset, hit 9, cancel: one is left, not six; the next reservation cancels as ever."""
+    """Reserve 5 of 10, reset, hit 9, cancel: one is left, not six; the next reservation can be cancelled as usual."""
     for kind in STORES:
         _, store, (limiter,) = two_rates(kind, tmp_path, TokenBucket("10/h"))
         with store:

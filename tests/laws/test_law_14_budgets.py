@@ -246,7 +246,7 @@ WRAPPERS: dict[str, Callable[[Callable[[], Store]], Store]] = {
 
 
 def guarded(store: Store) -> Store:
-    """A guard whose breaker stays closed, so that every call asks the store."""
+    """A guard whose breaker stays closed, so that every call reaches the store."""
     return GuardedStore(store, budget=BUDGET, failures=10**6, ratio=1.0, background=False)
 
 
@@ -325,7 +325,7 @@ def test_every_wrapper_keeps_the_budget_of_a_shared_file_with_a_stopped_owner(pa
 
 
 def test_a_stopped_owner_is_waited_for_again_after_it_ran(path):
-    """After one timeout calls fail at once while it is stopped; once it runs, they wait for it, and it lets go of the lock."""
+    """After one timeout calls fail at once while it is stopped; once it runs, they wait for it, and it releases the lock."""
     with SharedStore(path, timeout=BUDGET) as store:
         limiter = Limiter(LIMITS, store=store, name="law 14")
         limiter.hit(KEYS)
@@ -488,7 +488,7 @@ def test_replies_are_parsed_as_hiredis_does_however_they_arrive(replies, cuts):
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.from_regex(rb"\A[*$:+-]-?[0-9]{0,12}\r\n\Z")), max_size=30))
 def test_any_bytes_are_replies_or_a_protocol_error_in_proportion_to_their_number(parts):
-    """Whatever a header declares, what is kept is at most what has arrived."""
+    """Whatever a header declares, at most the received bytes are kept."""
     parser = Parser()
     with contextlib.suppress(ProtocolError):
         parsed(parser, b"".join(parts), [])

@@ -19,7 +19,7 @@ every_rule = pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule
 
 @every_rule
 def test_a_rule_keeps_its_promise_from_any_state(rule: type[Limit]) -> None:
-    """Whatever was charged, reserved, cancelled and settled before, with any patience."""
+    """After any charges, reservations, cancels and settlements, with any maximum wait."""
 
     @effort(200)
     @given(with_traces(rule), st.data())

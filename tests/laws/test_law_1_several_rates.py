@@ -18,7 +18,7 @@ from limitkeeper.testing import ManualClock
 from limitkeeper.testing.strategies import LIMITS, limits
 
 every_rule = pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule.kind)
-# : Wrappers that pass a decision on unchanged; LeasedStore documents how its retry times differ.
+#: Wrappers that pass a decision on unchanged; LeasedStore documents how its retry times differ.
 EXACT = ["memory", "shared", "sharded", "guarded"]
 
 

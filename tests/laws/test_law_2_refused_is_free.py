@@ -16,7 +16,7 @@ from limitkeeper.testing.strategies import LIMITS, costs, moments
 
 @pytest.mark.parametrize("rule", list(LIMITS), ids=lambda rule: rule.kind)
 def test_a_refusing_rule_returns_the_state_that_it_was_given(rule: type[Limit]) -> None:
-    """Number for number, for every cost and patience."""
+    """Number for number, for every cost and maximum wait."""
 
     @effort(100)
     @given(with_traces(rule), st.data())

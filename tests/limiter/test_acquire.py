@@ -144,7 +144,7 @@ def test_what_can_never_fit_is_refused_at_once(make, limit, clock):
 
 
 def test_a_full_queue_refuses_at_once(make, clock):
-    """A queue without room raises at once, however patient the caller."""
+    """A queue without room raises at once, however long the timeout."""
     limiter = make(LeakyBucketQueue("5/s", 10))
     limiter.acquire("a", cost=10)
     before = clock.now_us()

@@ -111,7 +111,7 @@ def test_asend_works_through_the_decorator(talk):
 
 
 def test_athrow_works_through_the_decorator(talk):
-    """An exception thrown in reaches the generator, which may catch it and go on."""
+    """An exception thrown in reaches the generator, which may catch it and continue."""
 
     async def main():
         heard = []

@@ -1,4 +1,4 @@
-"""A signal handler may raise at any moment of a wait: the caller gets that exception, and what was charged is given back."""
+"""A signal handler may raise at any moment of a wait: the caller gets that exception, and its charge is given back."""
 
 from __future__ import annotations
 

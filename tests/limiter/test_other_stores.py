@@ -11,7 +11,7 @@ from limitkeeper import AsyncLimiter, InvalidCost, Limiter, MemoryStore, SharedS
 
 
 def test_a_failing_store_does_not_hide_the_callers_exception(make, wrapped):
-    """When giving back fails, the caller's own exception goes on, and the failure is published as an event."""
+    """When giving back fails, the caller's own exception propagates, and the failure is published as an event."""
     limiter = make("5/s burst 10", store=wrapped)
     published = []
     limiter.events.on("give back failed", published.append)

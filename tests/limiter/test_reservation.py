@@ -48,7 +48,7 @@ ONE_A_SECOND = [
 
 @counting
 def test_a_reservation_charges_its_estimate_at_once(make, limit):
-    """What is reserved is gone for others before anything is settled."""
+    """Reserved units are gone for others before anything is settled."""
     limiter = make(limit)
     reservation = limiter.reserve("a", cost=7)
     assert reservation
@@ -102,7 +102,7 @@ def test_settling_above_always_succeeds_and_is_repaid(make, limit, clock):
 
 
 def test_a_bucket_goes_into_debt(make):
-    """A bucket of 10 that was charged 25 owes 15: one token is there after 16 intervals."""
+    """A bucket of 10 that was charged 25 owes 15: one token is available after 16 intervals."""
     limiter = make(TokenBucket("5/s burst 10"))
     limiter.reserve("a", cost=5).settle(25)
     assert limiter.hit("a").retry_after == 3.2

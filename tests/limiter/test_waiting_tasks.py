@@ -326,7 +326,7 @@ def test_a_task_that_is_collected_after_its_loop_was_closed_waits_no_more(kind, 
 
 @pytest.mark.parametrize("every", [1, 2], ids=["all", "every second one"])
 def test_a_thousand_cancelled_at_once_leave_together(every):
-    """1000 tasks wait and are cancelled in one turn of the loop: all leave with far less work than quadratic."""
+    """1000 tasks wait and are cancelled in one iteration of the loop: all leave with far less work than quadratic."""
 
     async def main():
         limiter = AsyncLimiter("1/h")

@@ -179,7 +179,7 @@ def test_a_key_function_that_cannot_be_called_is_found_when_it_is_given(make):
 
 
 def test_a_second_key_is_not_a_cost(make):
-    """The message says how several keys are written."""
+    """The message shows how to write several keys."""
     with pytest.raises(InvalidCost, match="got the text 'b'; a call takes one key: use hit_many"):
         make("5/s").hit("a", "b")
 

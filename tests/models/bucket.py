@@ -17,7 +17,7 @@ class Charge(NamedTuple):
     cost: int
     #: The start before it was rounded up to a tick.
     exact: Fraction
-    # : Where the moment was before this charge.
+    #: Where the moment was before this charge.
     before: Fraction
 
 

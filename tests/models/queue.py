@@ -15,7 +15,7 @@ from .bucket import Charge
 class QueueModel(Terms):
     def __init__(self, limit: Any, birth: int = 0) -> None:
         super().__init__(limit)
-        # : How long the queue may be: its capacity, or (without one) as far as whole numbers below 2^53 can count.
+        #: How long the queue may be: its capacity, or (without one) as far as whole numbers below 2^53 can count.
         self.longest = self.size * self.interval if limit.bounded else Fraction(limit.full, limit.gain)
         self.free_at = Fraction(0)
         self.turns: list[Charge] = []

@@ -188,7 +188,7 @@ def test_what_a_listener_returns_is_ignored(make):
 
 
 def test_a_listener_that_raises_does_not_break_the_caller(make, caplog):
-    """An exception in a listener is logged and counted, and the call goes on."""
+    """An exception in a listener is logged and counted, and the call continues."""
     limiter = make("1/s", name="search")
 
     def fail(event):

@@ -83,6 +83,6 @@ def test_impossible_shares_are_refused_with_the_remedy(shares, message):
 
 
 def test_a_factor_below_one_is_no_oversubscription():
-    """Less than the limit is what the margin is for."""
+    """A sum below the limit is the purpose of the margin."""
     with pytest.raises(ConfigurationError, match="at least 1"):
         split(350, "a=rest", 0.5)

@@ -164,7 +164,7 @@ def test_latencies_with_the_safe_concurrency_give_a_limit(examples):
 
 
 def test_the_error_of_a_sketch_is_printed(examples):
-    """Samples that do not fit are sketched, and the report says within which error."""
+    """Samples beyond the bound are sketched, and the report states the error."""
     found = analyze(read_measurements(examples / "checkout_latencies.csv", keep=10))
     assert "by DDSketch, each within 1%" in " ".join(found.reasons())
 

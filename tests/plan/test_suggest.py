@@ -254,7 +254,7 @@ def test_an_existing_action_is_replaced_in_a_copy():
 
 
 def test_what_is_no_single_text_is_changed_by_hand():
-    """Limits by tier are a mapping, and rules on one line can't be told apart."""
+    """Limits by tier are a mapping, and rules on one line can't be distinguished."""
     tiers = POLICY.replace('"token bucket 5/s burst 10"', "{by: user, a: 1/s, default: 2/s}")
     with pytest.raises(ConfigurationError, match="is a mapping; change it by hand"):
         replace_scalar(tiers, "user", "limit", "1/s")

@@ -34,7 +34,7 @@ def policy(*rules: Rule, **said: Any) -> Policy:
 
 
 def gate(*rules: Rule, clock: Any = None, store: Any = None, **said: Any) -> Gate:
-    """A gate over a memory store on a clock that stands at noon."""
+    """A gate over a memory store on a clock stopped at noon."""
     if store is None:
         store = MemoryStore(clock=ManualClock(NOON) if clock is None else clock)
     return Gate(policy(*rules, **said), store=store)

@@ -403,7 +403,7 @@ def small_store(request, monkeypatch, tmp_path):
 
 
 def test_an_override_without_room_is_decided_by_the_base_limit(small_store, caplog):
-    """No request fails: keys whose override does not fit are limited by the rule, an alert says so, and the others go on."""
+    """No request fails: keys whose override does not fit are limited by the rule, with an alert, and the others continue."""
     with gate_with(small_store, lambda key: f"fixed window {100 + int(key)}/h") as gate:
         heard = []
         gate.events.on("alert", heard.append)

@@ -194,7 +194,7 @@ def test_a_folder_changes_with_the_names_in_it(tmp_path, eventually):
 
 
 def test_a_listener_that_raises_is_logged_and_called_at_the_next_change(file, eventually, caplog):
-    """The watch goes on."""
+    """The watch continues."""
     seen = []
 
     def changed():
@@ -332,7 +332,7 @@ os._exit(7 if any(loaded.wait(0.1) for _ in range(600)) else 8)
 
 
 def test_without_the_main_thread_there_is_no_signal(file):
-    """In other threads signals can't be handled: the watch logs that and goes on."""
+    """In other threads signals can't be handled: the watch logs that and continues."""
     made: list[FileWatcher] = []
     thread = threading.Thread(target=lambda: made.append(FileWatcher(file, lambda: None, SOON, hang_up=True)))
     thread.start()

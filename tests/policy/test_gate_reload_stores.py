@@ -163,7 +163,7 @@ def test_the_old_store_stays_open_for_its_last_request(valkey):
 
 
 def test_gates_of_handlers_follow_the_store_of_the_policy(valkey):
-    """Limits of single handlers on the policy's store go on with it after a reload has changed it."""
+    """Limits of single handlers on the policy's store keep it after a reload has changed it."""
     versions = [policy_of("a", store=f"{valkey.url}?timeout=60s&prefix=h{n}", budget="60s") for n in range(2)]
     with Gate(versions[0]) as gate:
         gates = HandlerGates(gate)

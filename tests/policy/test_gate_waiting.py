@@ -499,7 +499,7 @@ def all_at_once(g, requests):
 
 
 async def statuses_of(tasks, clock):
-    """The statuses of all requests; the clock goes on until they are over."""
+    """The statuses of all requests; the clock runs until they are over."""
     while not all(task.done() for task in tasks):
         clock.advance(0.25)
         await asyncio.sleep(0.001)

@@ -47,7 +47,7 @@ def found(tmp_path):
     ],
 )
 def test_a_burst_is_measured_against_all_instances(burst, expected, found, caplog):
-    """The source document's burst of 400 = 10 × 40 causes no warning; a note says that it needs every instance (N − 1)."""
+    """The source document's burst of 400 = 10 × 40 causes no warning; a note warns that it needs every instance (N − 1)."""
     text = f"{TEN}limits: [{{name: checkout, match: POST /checkout, limit: token bucket 350/s burst {burst}}}]"
     assert found(text) == expected
     Policy.read(text)

@@ -287,7 +287,7 @@ def test_wrong_ones_are_refused():
         g.operator_overrides._hash._fields[f'["api", "{i}"]'] = '{"limit": "blocked"}'
     with pytest.raises(ConfigurationError, match="there are 1000 overrides; remove some"):
         g.operator_overrides.put("api", "one more", "5/s")
-    g.operator_overrides.put("api", "7", "5/s")  # a change of one that is there
+    g.operator_overrides.put("api", "7", "5/s")  # a change of an existing one
 
 
 def test_a_rule_with_a_capacity_has_no_overrides():

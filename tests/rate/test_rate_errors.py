@@ -23,7 +23,7 @@ from limitkeeper.rate import duration_us
 
 KINDS = [TokenBucket, LeakyBucketQueue, FixedWindow, SlidingWindowLog, SlidingWindowCounter]
 
-# : The text -> words that must be in the message.
+#: The text -> words that must be in the message.
 MALFORMED = {
     "": "write it like",
     " ": "write it like",
@@ -80,7 +80,7 @@ def test_a_malformed_rate_shows_itself_and_what_to_write(kind, text, advice):
     assert advice in str(caught.value)
 
 
-# : A whole limit that can't be made -> words that must be in the message.
+#: A whole limit that can't be made -> words that must be in the message.
 WRONG = {
     "5/s burst 10 burst 20": (TokenBucket, "duplicate option 'burst'; give it once"),
     "5/s initial 1 initial 1": (TokenBucket, "duplicate option 'initial'; give it once"),

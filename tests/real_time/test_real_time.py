@@ -26,7 +26,7 @@ from limitkeeper import (
 )
 
 HERE = os.path.dirname(next(iter(limitkeeper.__path__)))
-# : A busy machine may wake a sleeper late, by as much as the watch measures; it never wakes it early.
+#: A busy machine may wake a sleeper late, by as much as the watch measures; it never wakes it early.
 LATE = 0.05
 
 FAST = [
@@ -53,7 +53,7 @@ def test_acquire_sleeps_as_long_as_promised(limit, watch):
 
 @pytest.mark.parametrize("limit", FAST, ids=str)
 def test_an_async_acquire_sleeps_as_long_as_promised(limit, watch):
-    """The same in asyncio, while other tasks go on."""
+    """The same in asyncio, while other tasks run."""
 
     async def main():
         limiter = AsyncLimiter(limit)
@@ -133,7 +133,7 @@ def test_the_system_clock_is_utc_and_does_not_step_back():
     assert moments == sorted(moments)
 
 
-# : A thread that prints when a caller waits: only then is Ctrl-C pressed.
+#: A thread that prints when a caller waits: only then is Ctrl-C pressed.
 SAYS = """
 import threading, time
 def say():

@@ -137,7 +137,7 @@ def test_an_entry_is_a_rate_limiter_of_that_name(registry):
 
 
 def test_changes_are_events_for_the_registrys_consumers(registry):
-    """Added, replaced and removed, with the RateLimiters themselves; a failing consumer breaks nobody."""
+    """Added, replaced and removed, with the RateLimiters themselves; a failing consumer breaks nothing."""
     received = []
 
     def broken(change):

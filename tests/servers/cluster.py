@@ -8,7 +8,7 @@ from typing import Any
 from servers.valkey import Valkey
 
 SLOTS = 16384
-# : The offset of a node's bus port from its own.
+#: The offset of a node's bus port from its own.
 BUS = 10_000
 
 

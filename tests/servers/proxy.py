@@ -62,7 +62,7 @@ class Proxy:
         self.trickle: float | None = None
         self.silent = False
         self.accepted = 0
-        # : How often a client sent something: with one caller, one for each round trip.
+        #: How often a client sent something: with one caller, one for each round trip.
         self.asked = 0
         self._lines: set[Line] = set()
         self._tasks: set[asyncio.Task[None]] = set()

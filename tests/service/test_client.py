@@ -68,7 +68,7 @@ def test_checks(client):
 
 
 def test_inspect_refund_and_reset(client):
-    """What is left is shown without a charge; units go back; a reset key is new."""
+    """The remaining units are shown without a charge; units go back; a reset key is new."""
     key = next(KEYS)
     client.check("checkout", key, 3)
     assert client.inspect("checkout", key).remaining == 0

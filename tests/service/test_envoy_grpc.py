@@ -75,7 +75,7 @@ class Client:
 
 @pytest.mark.server
 def test_random_bytes_are_refused_and_harm_no_other(service):
-    """Changed messages are answered, or are an invalid argument; the service goes on."""
+    """Changed messages are answered, or are an invalid argument; the service keeps running."""
     chance = random.Random(12)
     whole = RateLimitRequest(domain="shop", hits_addend=1)
     whole.descriptors.add().entries.add(key=b"user", value=b"fuzz")

@@ -63,7 +63,7 @@ def test_a_transaction_is_decided_at_exec(service):
 
 
 def test_a_transaction_with_an_unknown_command_charges_nothing(service):
-    """EXEC is refused, so a retry charges once; DISCARD drops the queue as well. The connection goes on."""
+    """EXEC is refused, so a retry charges once; DISCARD drops the queue as well. The connection stays open."""
     pipe = service.redis.pipeline()
     pipe.execute_command("LK.HIT", "checkout", "resp:12")
     pipe.get("resp:12")
@@ -153,7 +153,7 @@ def test_any_bytes_are_a_key(service):
     ],
 )
 def test_an_error_names_what_is_wrong(service, command, message):
-    """And the connection goes on."""
+    """And the connection stays open."""
     with pytest.raises(redis.ResponseError, match=message):
         service.redis.execute_command(*command)
     assert service.redis.ping()
@@ -201,7 +201,7 @@ def test_a_token_is_required_where_one_is_set(policy_file):
 
 @pytest.mark.parametrize("data", [b"*1000000000\r\n", b"*1\r\n:1\r\n", b"*1\r\n$99999999\r\n", b"x" * 20_000], ids=range(4))
 def test_malformed_input_closes_that_connection_only(service, data):
-    """With an error; others go on."""
+    """With an error; others continue."""
     with service.raw(service.resp) as other, service.raw(service.resp) as sock:
         other.sendall(b"PING\r\n")
         assert other.recv(100) == b"+PONG\r\n"
@@ -223,7 +223,7 @@ def test_a_web_page_can_not_send_commands(service):
 
 
 def test_random_bytes_crash_nothing(service):
-    """Changed commands on hundreds of connections: the service goes on, and closes what it opened."""
+    """Changed commands on hundreds of connections: the service keeps running, and closes what it opened."""
     from test_http import descriptors
 
     chance = random.Random(12)
@@ -262,7 +262,7 @@ def test_a_client_that_does_not_read_is_not_read_from(service):
 
 
 def test_a_long_pipeline_does_not_stop_the_connection(service):
-    """Thousands of commands are answered in several turns of the loop, and the connection is read again afterwards."""
+    """Thousands of commands are answered in several iterations of the loop, and the connection is read again afterwards."""
     for _ in range(2):
         pipe = service.redis.pipeline(transaction=False)
         for _ in range(3000):
@@ -313,7 +313,7 @@ def test_commands_before_authentication_are_small(policy_file):
 
 
 def test_no_name_of_a_command_is_taken_for_an_error(service):
-    """A command of one zero byte is unknown, and the connection goes on."""
+    """A command of one zero byte is unknown, and the connection stays open."""
     for name in (b"\0", b"malformed", b"MALFORMED"):
         with service.raw(service.resp) as sock:
             sock.sendall(b"*1\r\n$%d\r\n%b\r\nPING\r\nQUIT\r\n" % (len(name), name))

@@ -71,7 +71,7 @@ async def answered(app: Any, scope: dict[str, Any]) -> Answer:
     return Answer(status, fields, b"".join(chunks))
 
 
-# : Headers that identify customers.
+#: Headers that identify customers.
 NAMES = {"partner": "x-api-key", "tenant": "x-tenant"}
 
 

@@ -45,7 +45,7 @@ def test_the_catalog_never_spends_what_the_checkout_has(street):
 
 
 def test_a_refused_checkout_spends_nothing_of_any_limit(street):
-    """All or nothing: a loop of refused checkouts takes nothing of the user's own bucket, nor of everybody's capacity."""
+    """All or nothing: a loop of refused checkouts takes nothing of the user's own bucket, nor of the common capacity."""
     ada = street.customer("ada")
     ada.passes("POST", "/checkout", 10)
     before = ada.post("/checkout").headers["ratelimit"]

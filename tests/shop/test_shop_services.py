@@ -16,7 +16,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("method", "path", "count"), TABLE)
 def test_a_service_bears_so_much_and_no_more(street, method, path, count):
-    """A user's last request of the minute passes, the next one is refused with a quota that says so."""
+    """A user's last request of the minute passes, the next one is refused with a quota in its body."""
     eve = street.customer("enterprise-eve")
     assert eve.passes(method, path, count) == count
     refused = street.ask(method, path, eve.address, eve.headers)

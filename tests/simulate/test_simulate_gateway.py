@@ -30,7 +30,7 @@ def play(limit: str, rate: str = "1000/s", users: int = 1, duration: str = "3s",
     return Simulation(Scenario.of(duration=duration, clients=clients, gateway={"policy": rules, **gateway})).run()
 
 
-# : The time, the key, and the decision.
+#: The time, the key, and the decision.
 Answer = tuple[int, str, bool, int, float]
 
 
@@ -113,7 +113,7 @@ def test_stores_of_their_own_admit_the_limit_times_the_nodes():
 
 
 def test_leases_stay_within_their_bound():
-    """Four leased nodes exceed the limit by no more than over_admission says, and wait less often than on a central store."""
+    """Four leased nodes exceed the limit by at most over_admission, and wait less often than on a central store."""
     limit, store = "token bucket 200/s burst 100", {"kind": "leased", "latency": "20ms", "life": "200ms"}
     result = play(limit, nodes=4, store=store)
     bound = LeasedStore(MemoryStore(), life="200ms").over_admission(TokenBucket("200/s burst 100"), nodes=4)

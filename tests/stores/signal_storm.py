@@ -43,7 +43,7 @@ KINDS: dict[str, Callable[[str], Store]] = {
 }
 #: An alarm that was lost in a finaliser rings again: late, because a second one while a call gives back would lose its charge.
 AGAIN_S = 5
-# : One of them is free again after this time: longer than a storm may last, so that a waiter for it is always interrupted.
+#: One of them is free again after this time: longer than a storm may last, so that a waiter for it is always interrupted.
 SLOW_S = 3600
 RAISED = (KeyboardInterrupt, TimeoutError, Interrupted)
 

@@ -20,7 +20,7 @@ from limitkeeper import (
     TokenBucket,
 )
 
-# : The number of keys for "a million": all of them where it is quick.
+#: The number of keys for "a million": all of them where it is quick.
 MANY = 1_000_000 if limitkeeper.compiled else 40_000
 KINDS = [
     TokenBucket("10/h"),

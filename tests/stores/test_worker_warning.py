@@ -12,7 +12,7 @@ from limitkeeper import Limiter, MemoryStore, SeveralWorkers, store_from_url
 from limitkeeper.stores import worker_warning
 from limitkeeper.stores.worker_warning import several_workers
 
-# : Runs `work(number)` in so many children at once; each stays alive until all are done. Their output comes out in order.
+#: Runs `work(number)` in so many children at once; each stays alive until all are done. Their output comes out in order.
 FORKS = """
 import os, sys, warnings, limitkeeper
 from limitkeeper import Limiter, MemoryStore, SeveralWorkers

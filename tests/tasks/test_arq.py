@@ -96,7 +96,7 @@ def test_a_cost_that_can_never_pass_fails_the_job(ctx, store):
 
 
 def test_only_an_async_limiter_can_limit(store):
-    """Another object in the place of the limiter raises an error that shows the remedy."""
+    """Another object instead of the limiter raises an error that shows the remedy."""
     with pytest.raises(ConfigurationError, match="expects an AsyncLimiter, got <Limiter"):
         limit_task(Limiter("10/s", store))  # type: ignore[arg-type]
 

@@ -166,7 +166,7 @@ def test_a_direct_call_that_may_not_run_raises(queue, store):
 
 
 def test_only_a_limiter_can_limit(store):
-    """Another object in the place of the limiter raises an error that shows the remedy."""
+    """Another object instead of the limiter raises an error that shows the remedy."""
     with pytest.raises(ConfigurationError, match="expects a Limiter, got '10/s'; create it with"):
         limit_task("10/s")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="expects a Limiter"):

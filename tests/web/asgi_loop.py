@@ -161,7 +161,7 @@ def is_the_handlers(error: BaseException) -> bool:
     return isinstance(error, ValueError) and str(error) == RAISED
 
 
-# : The message of /raise.
+#: The message of /raise.
 RAISED = "the handler raised"
 Handler = Callable[..., Any]
 

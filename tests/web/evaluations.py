@@ -69,6 +69,6 @@ class RequestSequence:
 
 
 def lines(found: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The fields by name; every name is there once."""
+    """The fields by name; every name is unique."""
     assert len({name for name, _ in found}) == len(found)
     return {name.decode(): value.decode() for name, value in found}

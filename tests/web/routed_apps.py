@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-# : The paths of the rules, by the name of the rule and of the route.
+#: The paths of the rules, by the name of the rule and of the route.
 ROUTES = {
     "root": "/",
     "checkout": "/checkout",

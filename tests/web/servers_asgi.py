@@ -21,7 +21,7 @@ class Wire:
 
     calls: list[str]
     port: int
-    # : Statuses after which a server may close without notice: after an error, or when a request's body was not read.
+    #: Statuses after which a server may close without notice: after an error, or when a request's body was not read.
     hangs_up: frozenset[int] = frozenset({500})
 
     def __init__(self) -> None:

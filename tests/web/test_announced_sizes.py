@@ -51,7 +51,7 @@ def used(store: MemoryStore, gate: Gate) -> int:
     return sum(one.limit - one.remaining for one in found)
 
 
-# ASGI: `sizes` says how the response is written ------------------------------------------------------------------------
+# ASGI: `sizes` is how the response is written --------------------------------------------------------------------------
 
 
 def announced(size: int) -> Any:

@@ -159,7 +159,7 @@ def test_a_client_that_disconnects_is_charged_unless_its_outcome_is_known(gate_o
 
 
 def test_a_handler_that_raises_is_known_to_have_failed(gate_of):
-    """An exception while the client is there is a 500, which gives back what only a 401 is charged for."""
+    """An exception while the client is connected is a 500, which gives back what only a 401 is charged for."""
     gate = gate_of(LOGIN)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -263,7 +263,7 @@ def test_numbers_beyond_64_bits_are_still_true():
 
 
 def test_letters_that_a_field_can_not_hold_are_question_marks():
-    """A label comes out of a parser with its printable ASCII; no other letter is there."""
+    """A label comes out of a parser with its printable ASCII; other characters become question marks."""
     ((received, _),) = http_sf.parse(
         dict(fields(RequestSequence(CHECKOUT, labels=["a b~na\u00efve\x00\x7f"]).ask()))[b"ratelimit"], tltype="list"
     )

@@ -147,7 +147,7 @@ def test_older_generations_parse_too(chosen, played, wire):
 
 
 def test_absurd_limits_stay_within_the_integers_of_a_field():
-    """A billion at one per 400 days would take longer than a field can say: the number is cut, and still parses."""
+    """A billion at one per 400 days would take longer than a field can express: the number is cut, and still parses."""
     limit = TokenBucket("1/400d", 1_000_000_000)
     found = lines(fields(RequestSequence(limit).ask()))
     ((_, said),), ((_, now),) = members(found, "ratelimit-policy"), members(found, "ratelimit")

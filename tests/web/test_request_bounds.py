@@ -39,7 +39,7 @@ limits:
 """
 HEADERS = ("x-forwarded-for", "forwarded", "x-key", "cookie", "x-cost", "idempotency-key", "host", "x-secret", "accept")
 PARTS = (*HEADERS, "path", "query", "method")
-# : Texts that clients repeat to make reading slow.
+#: Texts that clients repeat to make reading slow.
 UNITS = (
     "a",
     "/",

@@ -224,7 +224,7 @@ def django_view(gate: Gate, behave: Behave) -> Any:
 
 ASGI = [plain, starlette_around, starlette_inside, starlette_route, fastapi_inside, fastapi_route, litestar, quart]
 ASGI += [django_around, django_middleware, django_view]
-# : Limits of single handlers: the response that others make from an exception of their handler is unknown to them.
+#: Limits of single handlers: the response that others make from an exception of their handler is unknown to them.
 ROUTES = (starlette_route, django_view)
 #: Django reads the whole body before anything of it is called.
 READS_FIRST = (django_around, django_middleware, django_view)
@@ -315,7 +315,7 @@ def test_the_endings_of_a_task(build, ending, gate):
     async def main() -> None:
         nonlocal asgi_ending
         asgi_ending = Ending(ending)
-        if build in READS_FIRST:  # the client disconnects when its body is there
+        if build in READS_FIRST:  # the client disconnects when its body has arrived
             asgi_ending.messages[0]["more_body"] = False
         await asgi_ending.run(build(gate, asgi_ending.behave))
 

@@ -250,7 +250,7 @@ def test_a_path_is_read_as_the_utf8_it_was():
 
 
 def test_headers_are_found_by_their_names():
-    """Any header is asked for in lower case; the two that have keys of their own too."""
+    """Headers are looked up in lower case; the two that have keys of their own too."""
     facts = WsgiRequestContext(environ_of("POST", "/", [("X-Tenant", "acme")], b"body", CONTENT_TYPE="text/plain"))
     assert facts.header("x-tenant") == "acme"
     assert facts.header("content-length") == "4"

@@ -131,7 +131,7 @@ def test_a_failing_callback_counts_as_absent(answer, caplog):
 
 
 def test_complaints_count_what_was_not_logged(caplog):
-    """After the interval one line says how many errors were not logged."""
+    """After the interval one line has the number of errors that were not logged."""
     errors = CallbackErrors(every_us=0)
     errors.report("first")
     errors.every_us = 60_000_000

@@ -400,7 +400,7 @@ def test_a_header_is_read_before_a_cookie():
 
 
 def test_a_policy_names_the_cookie():
-    """`cookie` alone takes the place of the header; with `header` both are read."""
+    """`cookie` alone replaces the header; with `header` both are read."""
     from limitkeeper.policy import Policy
 
     def verifier_of(**more):

@@ -163,5 +163,5 @@ def test_a_whole_document_is_valid_for_both_or_for_neither(folder, said):
         assert VALIDATOR.is_valid(said) == (not errors), errors
 
 
-# : Errors of these documents that only the loader can detect.
+#: Errors of these documents that only the loader can detect.
 ONLY_THE_LOADER = ("any client can write any address", "the value is empty", "'ip' is the client's address")

@@ -66,7 +66,7 @@ def test_a_ratio_of_failures_opens_it_without_any_row():
 
 
 def test_rare_failures_never_open_it():
-    """One failure in fifty calls is no outage, however long that goes on."""
+    """One failure in fifty calls is no outage, for however long."""
     breaker = made(failures=2, ratio=0.5)
     for _ in range(1000):
         assert breaker.record_failure(0) is False

@@ -16,11 +16,11 @@ from limitkeeper.stores.guarded import GuardedStore
 from limitkeeper.stores.guarded.deadline_store import DeadlineStore, give_back_late, start_daemon
 from limitkeeper.stores.sans_io import Call, perform_call, run
 
-# : What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
+#: What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.5
 #: A breaker that has opened stays open for as long as a test lasts.
 NEVER = {"backoff": 600, "max_backoff": 600}
-# : A breaker that stays closed through many failed calls: on a busy machine many of them are not begun in time.
+#: A breaker that stays closed through many failed calls: on a busy machine many of them are not begun in time.
 LATE = {"failures": 2000, "ratio": 1}
 
 

@@ -14,7 +14,7 @@ from servers.valkey import Valkey
 
 RedisStore = pytest.importorskip("limitkeeper.stores.redis", reason="RedisStore is not there").RedisStore
 
-# : What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
+#: What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.5
 #: A budget that no busy machine uses up, where it is not the point: a server that was killed refuses connections at once.
 AMPLE = "60s"

@@ -28,7 +28,7 @@ from limitkeeper.testing.strategies import limits, moments, traces
 
 
 class TestLeaseOfOne(StoreContract):
-    """LeasedStore(store, lease=1) over a store near by: every law, compared with ==."""
+    """LeasedStore(store, lease=1) over a local store: every law, compared with ==."""
 
     examples = scaled(15)
 
@@ -37,7 +37,7 @@ class TestLeaseOfOne(StoreContract):
 
 
 class TestLeaseOfOneFarAway(StoreContract):
-    """LeasedStore(store, lease=1) over a store far away: every law, both faces."""
+    """LeasedStore(store, lease=1) over a remote store: every law, sync and async."""
 
     examples = scaled(8)
 

@@ -140,8 +140,8 @@ SHARED += [(f"sliding window counter {rate}/s", rate) for rate in (20, 100, 1000
 @pytest.mark.parametrize("limits", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(("rule", "rate"), SHARED, ids=[rule for rule, _ in SHARED])
 def test_leases_admit_what_an_exact_store_admits(rule, rate, limits, load):
-    """Four nodes admit at least 0.99 of what one exact store admits, for one, two and three limits of the same rule, but for what
-    is in hand at the end."""
+    """Four nodes admit at least 0.99 of what one exact store admits, for one, two and three limits of the same rule, except the
+    tokens in hand at the end."""
     chosen = {f"limit {i}": parse_limit(rule) for i in range(limits)}
     arrivals = list(poisson([rate * load / 4] * 4, max(4, 1500 / rate) / min(load, 1)))
     fleet = Fleet(chosen, 4)
@@ -153,7 +153,7 @@ def test_leases_admit_what_an_exact_store_admits(rule, rate, limits, load):
 @pytest.mark.parametrize("costs", [(1,), (1, 2, 5)])
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_calls_that_wait_for_several_limits_use_up_a_saturated_bucket(nodes, costs):
-    """Every fifth call may wait 20 ms for its two limits; the nodes admit the rate, but for what is in hand at the end."""
+    """Every fifth call may wait 20 ms for its two limits; the nodes admit the rate, except the tokens in hand at the end."""
     clock, order = ManualClock(BEGIN), random.Random(nodes)
     parent = MemoryStore(clock=clock)
     stores = [LeasedStore(parent) for _ in range(nodes)]
@@ -191,7 +191,7 @@ def test_waiters_of_several_batches_keep_their_start_when_another_leaves():
 
 @every_size
 def test_a_saturated_bucket_is_used_up(nodes):
-    """At 2 × load the nodes together admit the rate, but for what is in hand or reserved at the end: rate × life at most."""
+    """At 2 × load the nodes together admit the rate, except the tokens in hand or reserved at the end: rate × life at most."""
     report = Fleet(BUCKET, nodes).play(poisson([2000 / nodes] * nodes, 4.0))
     later = [moment for moment, _ in report.admitted if moment - report.begin_us > SECOND]
     assert len(later) + 1000 * 0.1 >= 0.995 * 3000
@@ -262,8 +262,8 @@ def test_a_lone_node_admits_all_that_there_is():
 
 
 def test_what_comes_back_late_is_at_most_what_a_node_held():
-    """A node that could not give back in time does so later; a bucket that filled up meanwhile then admits that much more: what
-    the node held, as the page says, and no more."""
+    """A node that could not give back in time does so later; a bucket that filled up meanwhile then admits that much more: the
+    tokens that the node held, as documented, and no more."""
     fleet = Fleet(TokenBucket("60/s burst 100"), 1, lease=50)
     store, named = fleet.stores[0], fleet.limiters[0].named[0]
     for key in "ab":

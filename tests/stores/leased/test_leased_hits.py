@@ -108,7 +108,7 @@ def test_an_expired_batch_is_not_spent(tally, clock):
 
 
 def test_closing_gives_everything_back(clock):
-    """close() gives back what is in hand, and closes the parent."""
+    """close() gives back the tokens in hand, and closes the parent."""
     parent = Tally(MemoryStore(clock=clock))
     with LeasedStore(parent, lease=20) as store:
         limiter = Limiter("100/h", store=store)

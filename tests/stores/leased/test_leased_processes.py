@@ -10,8 +10,8 @@ import textwrap
 import limitkeeper
 from limitkeeper import LeasedStore, MemoryStore, TokenBucket
 
-# : One worker: begins on command, calls at the given rate, and prints the number of calls, of calls of the server, how
-# : long it did not get to run (µs), and the times (µs) of its admissions.
+#: One worker: begins on command, calls at the given rate, and prints the number of calls, of calls of the server, how
+#: long it did not get to run (µs), and the times (µs) of its admissions.
 WORKER = """
 import sys, time
 from limitkeeper import LeasedStore, Limiter, RedisStore
@@ -37,7 +37,7 @@ store.close()
 """
 
 
-# : A time is recorded after its decision: one of each process may be late.
+#: A time is recorded after its decision: one of each process may be late.
 IN_HAND = 4
 
 

@@ -147,7 +147,7 @@ class Far(WrappedStore):
 @every_rule
 @pytest.mark.parametrize("first", ["fetch", "reset"])
 def test_a_reset_during_a_fetch_loses_nothing(rule, first):
-    """A batch on its way while the key is reset goes back to the parent, which knows whether the charge came before."""
+    """A batch on its way while the key is reset goes back to the parent, which can tell whether the charge came before."""
 
     async def play() -> tuple[bool, int]:
         parent = Far(MemoryStore(clock=ManualClock(NOON + 100)))

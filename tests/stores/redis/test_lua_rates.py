@@ -99,7 +99,7 @@ def test_several_names_with_several_rates_answer_as_the_model(
         rates = [[NamedLimit("plans", name, limit) for limit in some] for name, (some, _) in zip(names, drawn, strict=True)]
         for one in [one for some in rates for one in some]:
             store.register(one)
-        # A fixed window with a reservation more than one window ahead no longer knows what is used now, and assumes all of it.
+        # A fixed window with a reservation more than one window ahead has no count of the current window, and assumes all of it.
         patient = not any(isinstance(one.limit, FixedWindow) for some in rates for one in some)
         world = RatesWorld({name: some[0] for name, (some, _) in zip(names, drawn, strict=True)}, clock.now_us())
         for call in [call for _, trace in drawn for call in trace]:

@@ -22,7 +22,7 @@ from limitkeeper.testing.strategies import LIMITS, limits, traces
 from servers.valkey import Valkey
 from stand_ins import NOON, WrappedStore
 
-# : A soak tries more.
+#: A soak tries more.
 few = st.lists(limits(), min_size=1, max_size=3, unique_by=str)
 several = st.lists(limits(), min_size=2, max_size=4, unique_by=str)
 

@@ -21,7 +21,7 @@ from servers.valkey import Valkey
 
 NOW_US = 1_700_000_123_456_789
 PACED = (TokenBucket, LeakyBucket, LeakyBucketQueue)
-# : A soak tries more.
+#: A soak tries more.
 EXAMPLES = effort(60)
 
 

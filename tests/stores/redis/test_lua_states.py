@@ -64,7 +64,7 @@ def named(limit: Limit, name: str = "kept") -> NamedLimit:
 
 @every_rule
 def test_a_state_lives_until_it_is_as_new_and_a_second_more(client: Any, limit: Limit) -> None:
-    """After every charge, patient or not, and after giving back, a key's time to live is its reset plus a second."""
+    """After every charge, with a wait or without, and after giving back, a key's time to live is its reset plus a second."""
     store, one = LuaStore(client), named(limit)
     store.register(one)
     for step in range(3):

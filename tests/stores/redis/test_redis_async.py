@@ -31,7 +31,7 @@ from servers.valkey import Valkey
 from stand_ins import driven
 
 HUNDRED = TokenBucket("1/h", burst=100)
-# : What iterations of a loop may take on top of a budget; how late the machine is comes on top of that.
+#: What iterations of a loop may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.5
 
 
@@ -229,7 +229,7 @@ def test_a_task_cancelled_without_a_wait_gives_back(valkey: Valkey, limit: str, 
 
 
 def test_those_behind_a_cancelled_waiter_move_up(valkey: Valkey) -> None:
-    """Law 8 on a store far away: five tasks wait in a queue, the third leaves, and those behind it start one place earlier."""
+    """Law 8 on a remote store: five tasks wait in a queue, the third leaves, and those behind it start one place earlier."""
 
     async def work() -> None:
         async with RedisStore(valkey.url, prefix="line", timeout="60s") as store:

@@ -95,7 +95,7 @@ def test_a_unix_socket_is_as_good_as_a_port(scheme: str) -> None:
     try:
         with Valkey("--unixsocket", path, "--unixsocketperm", "700"):
             until = time.monotonic() + 60
-            while not os.path.exists(path) and time.monotonic() < until:  # its port may be open before its socket is there
+            while not os.path.exists(path) and time.monotonic() < until:  # its port may be open before its socket exists
                 time.sleep(0.01)
             works(RedisStore(f"{scheme}://{path}?db=2", timeout="60s"))
             with redis.Redis(unix_socket_path=path, db=2) as client:

@@ -19,9 +19,9 @@ from stand_ins import Loop, driven
 
 HUNDRED = TokenBucket("1/h", burst=100)
 BUDGET = 0.3
-# : A budget that no busy machine uses up, where it is not the point: a missing server, or one with an error, answers at once.
+#: A budget that no busy machine uses up, where it is not the point: a missing server, or one with an error, answers at once.
 AMPLE = 60.0
-# : What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
+#: What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.5
 Both = list[Callable[[], Any]]
 

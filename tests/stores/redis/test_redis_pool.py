@@ -27,7 +27,7 @@ from stand_ins import Loop
 
 MANY = TokenBucket("1/h", burst=1_000_000)
 BUDGET = 0.3
-# : What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
+#: What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.5
 
 

@@ -22,7 +22,7 @@ from stand_ins import Loop, driven
 
 PASSWORD = "open sesame"
 MANY = TokenBucket("1/h", burst=1_000_000)
-# : What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
+#: What scheduling of threads and loops may take on top of a budget; how late the machine is comes on top of that.
 NOISE = 0.5
 
 

@@ -68,7 +68,7 @@ class TestShardedNodes(StoreContract):
 
     @pytest.mark.skip(reason="the clock is read once per shard: see TestShardedStore")
     def test_a_decision_reads_the_clock_once(self) -> None:
-        """See `HAS_SHARDS`."""
+        """Skipped; the mark has the reason."""
 
 
 def test_a_cancelled_charge_restores_all_rates_of_its_name(ports: list[int]) -> None:

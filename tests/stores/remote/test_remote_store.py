@@ -168,7 +168,8 @@ def test_a_guard_answers_while_the_service_is_away(policy: str) -> None:
 
 @pytest.mark.slow
 def test_a_killed_service_is_unavailable_and_returns(policy: str) -> None:
-    """After kill -9 calls raise StoreUnavailable within the budget, sync and async; after a restart the same store goes on."""
+    """After kill -9 calls raise StoreUnavailable within the budget, sync and async; after a restart the same store works again.
+    After kill -9 calls raise StoreUnavailable within the budget, sync and async; after a restart the same store works again."""
     with Running(policy=policy) as running:
         store = RemoteStore(url_of(running, timeout="20s"))
         limiter, tasks = Limiter(TokenBucket("5/h"), store, name="killed"), AsyncLimiter(TokenBucket("5/h"), store, name="killed")

@@ -324,7 +324,7 @@ class Traffic:
         self.fleet.interrupt = interrupt
         try:
             change()
-        except (ConfigurationError, StoreUnavailable):  # it is there already, is not, or is the last one; or is lost
+        except (ConfigurationError, StoreUnavailable):  # it exists already, does not, or is the last one; or is lost
             pass
         self.fleet.interrupt = None
 

@@ -65,7 +65,7 @@ class TestFarShards(StoreContract):
 
     @pytest.mark.skip(reason="the clock is read once per shard: see TestShardedStore")
     def test_a_decision_reads_the_clock_once(self) -> None:
-        """Said above."""
+        """Skipped; the mark has the reason."""
 
 
 class TestHotShards(StoreContract):
@@ -80,4 +80,4 @@ class TestHotShards(StoreContract):
 
     @pytest.mark.skip(reason="the clock is read once per shard: see TestShardedStore")
     def test_a_decision_reads_the_clock_once(self) -> None:
-        """Said above."""
+        """Skipped; the mark has the reason."""

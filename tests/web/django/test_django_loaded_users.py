@@ -44,7 +44,7 @@ def ask(respond, *users):
 
 @pytest.mark.parametrize("local", [True, False])
 def test_a_policy_counts_by_the_user(store: MemoryStore, local: bool) -> None:
-    """An identity that is loaded from the database identifies users under ASGI too, with a store near by or far away."""
+    """An identity that is loaded from the database identifies users under ASGI too, with a local store or a remote one."""
     identify = {"user": {"call": lambda context: user_of(context.raw)}}
     policy = Policy.of(identify=identify, limits=[{"name": "api", "key": "user | ip", "limit": "fixed window 1/min"}])
     with override_settings(LIMITKEEPER={"POLICY": Gate(policy, store=WrappedStore(store, local))}):
