@@ -290,7 +290,7 @@ class History:
                 self.reset_at[pair, self.resets[pair]] = self.clock.now_us()
 
     def served(self, pair: Pair, resets: int) -> list[Asked]:
-        """The served calls that asked for a key after so many resets of it, in order of arrival."""
+        """The served calls on a key after so many resets of it, in order of arrival."""
         return [one for one in self.asked if one.resets.get(pair) == resets and one.start_us() is not None]
 
     def check_order(self) -> None:

@@ -386,7 +386,7 @@ def test_unknown_options_are_named(store, option, remedy):
         FlaskSite("1/min", store, **{option: None})
 
 
-def test_wrong_uses_of_a_dependency_say_how_to_write_it(store):
+def test_wrong_uses_of_a_dependency_name_the_right_form(store):
     """A RateLimit without Depends is an error where the route is declared; as a parameter's default, at the first request."""
     with pytest.raises(ConfigurationError, match=r"wrap it in Depends"):
         FastAPI().get("/", dependencies=[fastapi.RateLimit("1/min")])(lambda: "done")  # type: ignore[list-item]
