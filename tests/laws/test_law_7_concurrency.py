@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from limitkeeper import Decision, Limiter, MemoryStore
+from limitkeeper import Decision, Limiter, MemoryStore, SharedStore
 from limitkeeper.testing import ManualClock
 from limitkeeper.testing.store_contract import FIFTY, eager_threads, run_threads
 
@@ -66,6 +66,57 @@ def test_finalisers_that_hit_do_no_harm(kind: str, several: bool) -> None:
     gc.collect()
     assert sum(decision.allowed for decision in decided) == 50
     assert limiter.peek("a").remaining == 0
+
+
+@contextmanager
+def collections_at_will() -> Iterator[None]:
+    """A collection looks only at what is created from now on; the thresholds are restored afterwards."""
+    threshold = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
+        gc.unfreeze()
+
+
+CALLS = {
+    "hit": lambda limiter: 5 * bool(limiter.hit("a", 5)),
+    "hit many": lambda limiter: 2 * sum(map(bool, limiter.hit_many(["a", "a"], 2))),
+    "reserve": lambda limiter: 2 * bool(limiter.reserve("a", 2, 0)),
+    "cancel": lambda limiter: 0 if limiter.reserve("a", 2, 0).cancel() else 2,
+    "settle": lambda limiter: 1 if limiter.reserve("a", 2, 0).settle(1) else 2,
+    "refund": lambda limiter: limiter.refund("a") or -1,
+}
+
+
+@pytest.mark.parametrize("kind", ["memory", "shared"])
+@pytest.mark.parametrize("several", [False, True], ids=["one limit", "two limits"])
+@pytest.mark.parametrize("call", list(CALLS))
+def test_a_finaliser_that_hits_at_any_allocation_changes_no_other_rate(
+    kind: str, several: bool, call: str, tmp_path: Any
+) -> None:
+    """Whenever a finaliser takes something in the middle of a call, each rate of each key has counted it, and the call too."""
+    clock = ManualClock(1_700_000_123.456789)
+    store = MemoryStore(clock=clock) if kind == "memory" else SharedStore(tmp_path / "limits", 64, 16, "50ms", clock)
+    more = {"other": "1/2d burst 90000"} if several else {}
+    limiters = [Limiter({"limit": f"{n}/d burst {n}0000", **more}, store, "name") for n in (1, 2, 3)]
+    counted = {key: sum(bool(limiter.hit(key)) for limiter in limiters) for key in "ab"}
+    with store, collections_at_will():
+        for allocations in range(32):
+            for other in "ab":
+                decided: list[Decision] = []
+                gc.collect()  # empties the free lists too: every allocation counts
+                Litter(lambda: limiters[2].hit(other, 10), decided)  # noqa: B023
+                gc.set_threshold(gc.get_count()[0] + allocations, 1000, 1000)
+                taken = CALLS[call](limiters[0])
+                gc.collect()
+                assert [decision.allowed for decision in decided] == [True]
+                counted["a"] += taken
+                counted[other] += 10
+                found = {key: {d.limit - d.remaining for one in limiters for d in one.peek(key).decisions} for key in "ab"}
+                assert found == {key: {count} for key, count in counted.items()}, (allocations, other)
 
 
 @every_kind

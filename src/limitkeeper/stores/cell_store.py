@@ -211,14 +211,12 @@ class CellStore(CellRates):
         i: cython.Py_ssize_t
         claim: Claim
         n: cython.Py_ssize_t = len(claims)
-        if not cython.compiled and gc.isenabled():
-            for claim in claims:
-                if claim.named.limit.logs:  # storing into a log allocates, and a finaliser that ran then could change it as well
-                    try:
-                        gc.disable()
-                        return CellStore.charge(self, claims, max_wait_us, commit, now_us, not_before_us)
-                    finally:
-                        gc.enable()
+        if PLAIN and gc.isenabled():  # as in `decide_cell`
+            try:
+                gc.disable()
+                return CellStore.charge(self, claims, max_wait_us, commit, now_us, not_before_us)
+            finally:
+                gc.enable()
         while True:
             full: cython.bint = False
             for i in range(n):  # whatever has to be made first may run Python
@@ -316,6 +314,12 @@ class CellStore(CellRates):
     @cython.cfunc
     def give_back_one(self, claim: Claim, charged_at: I64, now_us: I64) -> cython.int:
         """Returns 0, and does nothing, when the key was reset since the charge."""
+        if gc.isenabled():  # as in `decide_cell`: restoring the states of other rates allocates in both builds
+            try:
+                gc.disable()
+                return CellStore.give_back_one(self, claim, charged_at, now_us)
+            finally:
+                gc.enable()
         handle: LimitHandle = self.handle_of(claim.named)
         limit: Limit = handle.limit
         tick: I64 = limit.tick
@@ -466,30 +470,29 @@ class CellStore(CellRates):
     def forget(self, claims: Sequence[Claim], remember: bool = False) -> None:
         asked = list(claims)
         only_claims(asked)
-        self.begin()
-        try:
-            now_us: I64 = self.now()
-            for claim in asked:
-                handle: LimitHandle = self.handle_of(claim.limit)
-                until: I64 = now_us + remembered_us(handle.limit)
-                self.load_rates(handle, claim.key, now_us, False)
-                has_cell: cython.bint = self.rates.reset_id > 0 or len(self.states(handle, claim.key)) > 0
-                number: I64 = max(now_us, self.rates.reset_id + 1, self.last_unmarked_reset(0) + 1)
-                needed: I64 = 2 if has_cell else self.half  # 2: a full store gets room for a new key
-                self.discard(handle, claim.key)
-                self.revision += 1
-                if not remember:
-                    continue
-                if self.is_full(handle, claim.key, needed, now_us):
-                    self.last_unmarked_reset(number)
-                    continue
-                self.load_rates(handle, claim.key, now_us, False)
-                self.rates.n = 0
-                self.rates.reset_id = number
-                self.rates.reset_until = until
-                self.save_rates(handle, claim.key, now_us, False)
-        finally:
-            self.end()
+        uncollected(self.run_locked, self.forget_all, asked, remember)
+
+    def forget_all(self, claims: list[Claim], remember: bool) -> None:
+        now_us: I64 = self.now()
+        for claim in claims:
+            handle: LimitHandle = self.handle_of(claim.limit)
+            until: I64 = now_us + remembered_us(handle.limit)
+            self.load_rates(handle, claim.key, now_us, False)
+            has_cell: cython.bint = self.rates.reset_id > 0 or len(self.states(handle, claim.key)) > 0
+            number: I64 = max(now_us, self.rates.reset_id + 1, self.last_unmarked_reset(0) + 1)
+            needed: I64 = 2 if has_cell else self.half  # 2: a full store gets room for a new key
+            self.discard(handle, claim.key)
+            self.revision += 1
+            if not remember:
+                continue
+            if self.is_full(handle, claim.key, needed, now_us):
+                self.last_unmarked_reset(number)
+                continue
+            self.load_rates(handle, claim.key, now_us, False)
+            self.rates.n = 0
+            self.rates.reset_id = number
+            self.rates.reset_until = until
+            self.save_rates(handle, claim.key, now_us, False)
 
     def items(self, limit: NamedLimit) -> Iterable[KeyState]:
         handle: LimitHandle = self.handle(limit)
@@ -517,13 +520,12 @@ class CellStore(CellRates):
                 raise TypeError(f"a key must be a str, got {type(key).__name__}: {key!r}")
         handle: LimitHandle = self.handle(limit)
         for start in range(0, len(pairs), 500):  # in batches, so that other callers do not wait long
-            self.begin()
-            try:
-                now_us: I64 = self.now()
-                for key, state in pairs[start : start + 500]:
-                    self.replace(handle, key, state, now_us)
-            finally:
-                self.end()
+            uncollected(self.run_locked, self.replace_all, handle, pairs[start : start + 500])
+
+    def replace_all(self, handle: LimitHandle, pairs: list[KeyState]) -> None:
+        now_us: I64 = self.now()
+        for key, state in pairs:
+            self.replace(handle, key, state, now_us)
 
     def register(self, limit: NamedLimit) -> None:
         self.handle_of(limit)

@@ -11,6 +11,8 @@ call in between.
 
 from __future__ import annotations
 
+import gc
+
 try:
     import cython
 except ModuleNotFoundError:
@@ -221,6 +223,12 @@ class CellRates(Store):
     def charge_others(self, handle: LimitHandle, key: str, start_us: I64, cost: I64, now_us: I64, full: cython.bint) -> tuple:  # type: ignore[type-arg]
         """Charges what this rate has admitted to the other rates of the key. Returns the unit of each and its states before and
         after, for an exact undo: a state does not tell where another rate's charge went, nor what was idle before its start."""
+        if gc.isenabled():  # a tuple of states allocates: no finaliser may decide meanwhile, which would change `rates`
+            try:
+                gc.disable()
+                return CellRates.charge_others(self, handle, key, start_us, cost, now_us, full)
+            finally:
+                gc.enable()
         n: cython.int = self.load_rates(handle, key, now_us, full)
         i: cython.int
         changes: list[tuple[int, ...]] = []
