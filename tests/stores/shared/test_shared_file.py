@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -320,6 +321,62 @@ def test_cells_that_do_not_check_out_after_a_restart_are_left_behind(path, monke
     with SharedStore(path) as store:
         left = [Limiter("10/h", store=store).peek(f"key {i} " + "long" * 10).remaining for i in range(20)]
     assert sorted(left) == [7] * 18 + [10] * 2
+
+
+@pytest.mark.parametrize("damage", ["zeros", "-1", "1", "another kind"])
+def test_a_damaged_directory_after_a_restart_costs_the_limits_from_there_on(path, monkeypatch, damage):
+    """The limits before a damaged entry keep their states, those behind it begin anew, whatever is damaged."""
+    limits = ["10/h", "sliding window log 10/h", "fixed window 10/h", "token bucket 20/h"]
+    with SharedStore(path, max_keys=8, log_entries=16) as store:
+        for name, limit in enumerate(limits):
+            Limiter(limit, store=store, name=f"name {name}").hit("a", cost=3)
+    with open(path, "rb") as file:
+        whole = file.read()
+    begin = 8 * layout.regions(8, 16).directory
+    end = begin + 8 * int.from_bytes(whole[8 * layout.DIRECTORY :][:8], "little")
+    monkeypatch.setattr(mapped_file, "boot_id", lambda: (1, 2))
+    for at in range(whole.index(b'["name 1"', begin) - 32, end, 8):
+        value = {"zeros": 0, "-1": -1, "1": 1, "another kind": whole[at] ^ 3}[damage]
+        with open(path, "wb") as file:
+            file.write(whole[:at] + value.to_bytes(8, "little", signed=True) + whole[at + 8 :])
+        with SharedStore(path, max_keys=8, log_entries=16) as store:
+            left = [Limiter(one, store=store, name=f"name {n}").hit("a").remaining for n, one in enumerate(limits)]
+        assert left[0] == 6
+        assert all(found in (fresh - 4, fresh - 1) for found, fresh in zip(left, (10, 10, 10, 20), strict=True)), (at, left)
+
+
+def test_a_key_of_impossible_size_after_a_restart_is_left_behind(path, monkeypatch):
+    """Neither a length that no key has nor a log of more entries than places keeps a store from opening."""
+    plan = layout.regions(100, 16)
+    with SharedStore(path, max_keys=100, log_entries=16) as store:
+        Limiter("10/h", store=store).hit("a key of more than sixteen bytes")
+        Limiter("sliding window log 10/h", store=store).hit("a")
+        Limiter("20/h", store=store).hit("a", cost=3)
+    with open(path, "r+b") as file:
+        file.seek(8 * (plan.cells + layout.LINK))
+        file.write((2**62).to_bytes(8, "little"))
+        file.seek(8 * (plan.logs + 1))
+        file.write((2**62).to_bytes(8, "little"))
+    monkeypatch.setattr(mapped_file, "boot_id", lambda: (1, 2))
+    with SharedStore(path, max_keys=100, log_entries=16) as store:
+        assert [key for key, _ in store.items(Limiter("20/h", store=store).named[0])] == ["a"]
+        assert len(store) == 1
+
+
+def test_a_file_that_can_not_be_renewed_after_a_restart_is_let_go_of(path, monkeypatch):
+    """Without space for the new file there is an error and no other trace: the next opening finds everything."""
+    with SharedStore(path, max_keys=100) as store:
+        Limiter("10/h", store=store).hit("a", cost=4)
+    before = os.listdir(os.path.dirname(path))
+    monkeypatch.setattr(mapped_file, "boot_id", lambda: (1, 2))
+    for name, failing in (("allocate_space", lambda *_: errno.ENOSPC), ("boot_id", lambda: 1 / 0)):
+        with monkeypatch.context() as now:
+            now.setattr(mapped_file, name, failing)
+            with pytest.raises((StoreUnavailable, ZeroDivisionError)):
+                SharedStore(path, max_keys=100)
+        assert os.listdir(os.path.dirname(path)) == before
+    with SharedStore(path, max_keys=100, timeout=0) as store:
+        assert Limiter("10/h", store=store).peek("a").remaining == 6
 
 
 def test_time_does_not_go_back_over_a_restart(path, monkeypatch):

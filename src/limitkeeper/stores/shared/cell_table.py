@@ -546,8 +546,8 @@ class SharedCellTable(LogRings):
         parts = []
         block: I64 = self.words[cell + lay.KEY]
         while size > 0:
-            if not 0 < block <= self.blocks_room:
-                raise StoreError("a key's block is out of range")
+            if not 0 < block <= self.blocks_room or size > 4 * LONGEST_KEY:
+                raise StoreError("a key's block or its size is out of range")
             at: I64 = self.blocks + (block - 1) * lay.BLOCK
             parts.append(copy_out(self.words, at + 1, size if size < lay.PAYLOAD else lay.PAYLOAD))
             size -= lay.PAYLOAD
@@ -578,7 +578,7 @@ class SharedCellTable(LogRings):
         if not number:
             return ((), 0, 0)
         at: I64 = self.logs + (number - 1) * self.log_words
-        if not 0 < number <= self.cells_room or self.words[at + 2] != (self.log_words - 4) // 2:
+        if not 0 < number <= self.cells_room or not 0 <= self.words[at + 1] <= self.words[at + 2] == (self.log_words - 4) // 2:
             raise StoreError("a key's log is out of range")
         return (tuple(read_log([self.words[at + i] for i in range(self.log_words)])), 0, 0)
 

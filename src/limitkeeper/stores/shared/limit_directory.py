@@ -8,9 +8,11 @@ lock; every process reads those that it has not read yet.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ...algorithms import Limit
 from ...algorithms.limit_parser import parse_limit
 from ...errors import ConfigurationError
 from ..cell_table import MOST_UNITS
@@ -22,12 +24,13 @@ LIMIT, RATE = 1, 2
 
 
 class Entry(NamedTuple):
-    """One entry; `end` is where the next one begins, in words of the directory."""
+    """One entry; `limit` is that of a rate, `end` is where the next one begins, in words of the directory."""
 
     kind: int
     limit_id: int
     time_us: int
     text: str
+    limit: Limit | None
     end: int
 
 
@@ -49,13 +52,12 @@ class LimitDirectory:
     def read(self) -> None:
         """Reads the entries that were appended since."""
         for entry in entries(self.file, self._read, self.table.get(lay.DIRECTORY)):
-            limit = parse_limit(entry.text) if entry.kind == RATE else None  # a signal may interrupt here, not in what follows
-            if limit is None:
+            if entry.limit is None:  # a signal may interrupt `entries`, not what follows
                 self.table.births.append(entry.time_us)
                 self.table.entries.append(self.file.plan.directory + self._read + 1)
                 self._limit_ids[entry.text] = len(self.table.births)
             else:
-                self.table.units.append(limit)
+                self.table.units.append(entry.limit)
                 self._units[entry.limit_id, entry.text] = len(self.table.units)
             self._read = entry.end
         self.table.unread = False
@@ -78,14 +80,20 @@ class LimitDirectory:
 
 
 def entries(file: MappedFile, start: int, end: int) -> Iterator[Entry]:
-    """The entries of a file's directory from `start` to `end`; an unreadable one ends the iteration."""
+    """The entries of a file's directory from `start` to `end`. A damaged one ends the iteration: those behind it would get other
+    numbers, and cells the rates of other limits."""
     base = file.plan.directory
-    while start < min(end, lay.DIRECTORY_ROOM):
+    end = min(end, lay.DIRECTORY_ROOM)
+    while start + 4 <= end:
         kind, limit_id, time_us, size = file.words[base + start : base + start + 4].tolist()
-        count = (size + 7) // 8
-        data = file.words[base + start + 4 : base + start + 4 + count].tobytes()[:size]
-        start += 4 + count
-        try:
-            yield Entry(kind, limit_id, time_us, data.decode(), start)
-        except UnicodeDecodeError:
+        text_at, start = start + 4, start + 4 + (size + 7) // 8
+        if kind not in (LIMIT, RATE) or min(limit_id, time_us, size) < 0 or start > end:
             return
+        try:
+            text = file.words[base + text_at : base + start].tobytes()[:size].decode()
+            limit = parse_limit(text) if kind == RATE else None
+            if limit is None:
+                json.loads(text)
+        except ValueError:  # also of UTF-8, of JSON, and of a limit
+            return
+        yield Entry(kind, limit_id, time_us, text, limit, start)

@@ -14,6 +14,7 @@ import hashlib
 import mmap
 import os
 import stat
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -32,10 +33,11 @@ class MappedFile:
         self.path, self.timeout_us = os.path.abspath(path), timeout_us
         self.max_keys, self.log_entries, self.protocol = max_keys, log_entries, protocol
         self.plan: Regions = regions(max_keys, log_entries)
+        self.memory: Any = None
+        self.words: Any = None
+        self.old: MappedFile | None = None
         self.fd, self.alone = self._open()
         try:
-            self.words: Any = None
-            self.old: MappedFile | None = None
             if self.alone and self._is_unmade():
                 self._make()
             self._check()
@@ -50,12 +52,7 @@ class MappedFile:
     def _open(self) -> tuple[int, bool]:
         """Opens and locks the file; again, when the path was replaced meanwhile."""
         while True:
-            try:
-                fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            except (OSError, ValueError) as error:
-                raise StoreUnavailable(
-                    f"shared file {self.path!r}: {error}; give a path in a folder that can be written to"
-                ) from error
+            fd = self._open_path(self.path)
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 os.close(fd)
                 raise ConfigurationError(f"{self.path!r} is not a regular file; give the path of one, it is created when missing")
@@ -72,6 +69,12 @@ class MappedFile:
             if same and (alone or os.fstat(fd).st_size):
                 return fd, alone
             os.close(fd)
+
+    def _open_path(self, path: str, flags: int = 0) -> int:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
+        except (OSError, ValueError) as error:
+            raise StoreUnavailable(f"shared file {path!r}: {error}; give a path in a folder that can be written to") from error
 
     def _share(self, fd: int) -> None:
         """Waits while another process creates the file."""
@@ -181,19 +184,18 @@ class MappedFile:
 
     def _renew(self) -> None:
         """After a reboot: creates a new file; the store copies the cells of the old one."""
-        old_fd, old_memory, old_words = self.fd, self.memory, self.words
-        fresh = f"{self.path}.{os.getpid()}"
-        self.fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        old = self.old = MappedFile.__new__(MappedFile)
+        old.path, old.plan, old.old = self.path, self.plan, None
+        old.fd, old.memory, old.words = self.fd, self.memory, self.words
+        self.fd, self.memory, self.words = -1, None, None
+        self.replacing = f"{self.path}.{os.getpid()}"
+        self.fd = self._open_path(self.replacing, os.O_TRUNC)
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         self._make()
         self.memory = mmap.mmap(self.fd, self.plan.end * 8)
         self.words = memoryview(self.memory).cast("q")
-        self._stamp(self.words, old_words[at.LAST])
-        self.words[at.SECRET], self.words[at.SECRET + 1] = old_words[at.SECRET], old_words[at.SECRET + 1]
-        self.old = MappedFile.__new__(MappedFile)
-        self.old.path, self.old.fd, self.old.memory, self.old.words = self.path, old_fd, old_memory, old_words
-        self.old.plan, self.old.old = self.plan, None
-        self.replacing = fresh
+        self._stamp(self.words, old.words[at.LAST])
+        self.words[at.SECRET], self.words[at.SECRET + 1] = old.words[at.SECRET], old.words[at.SECRET + 1]
 
     def settle(self) -> None:
         """Publishes the file: a new one replaces the old one, and other processes may open it."""
@@ -204,13 +206,16 @@ class MappedFile:
         fcntl.flock(self.fd, fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Closes the file; the memory is unmapped when no view on it is left."""
-        if getattr(self, "words", None) is not None:
+        """Closes the file; the memory is unmapped when no view on it is left. Without `settle`, the old file stays."""
+        if self.old is not None:
+            with suppress(OSError):
+                os.unlink(self.replacing)
+            self.old.close()
+        if self.words is not None:
             self.words.release()
-        memory = getattr(self, "memory", None)
-        if memory is not None:
+        if self.memory is not None:
             try:
-                memory.close()
+                self.memory.close()
             except BufferError:  # a view on it still exists; the mapping closes with the last view
                 pass
         if self.fd >= 0:
