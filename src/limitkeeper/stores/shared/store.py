@@ -517,6 +517,7 @@ class SharedStore(CellStore):
 
     def _items_before(self, handle: LimitHandle, end: int) -> tuple[list[tuple[str, UnitStates]], int]:
         """The keys of a limit in the last cells before `end`, and where these begin."""
+        self._directory.read()  # while locked: the caller looks up the limits of what it gets without the lock
         end = min(end, self.table.get(lay.HIGH))
         begin = max(0, end - AT_A_TIME)
         return self.table.items_between(begin, end, handle.limit_id, handle.limit.logs), begin
