@@ -36,20 +36,21 @@ _ALIASES = {alias: size for unit, (size, more) in UNITS.items() for alias in (un
 _DAYS = {7: ("w", "week", "weeks"), 30: ("month", "months"), 365: ("year", "years")}
 _ALIASES |= {alias: days * 86_400_000_000 for days, aliases in _DAYS.items() for alias in aliases}
 
-_NUMBER = r"\d+(?:_\d+)*"
+#: At most so many digits as `int` reads in any build of Python.
+_NUMBER, _AMOUNT = r"\d{1,50}(?:_\d{1,50}){0,9}", r"\d{1,99}(?:\.\d{1,99})?"
 _RATE = re.compile(
-    rf"\s*(?P<count>{_NUMBER})\s*(?:/|per\b)\s*(?P<amount>\d+(?:\.\d+)?)?\s*(?P<unit>[^\W\d_]+)\s*(?P<rest>.*)", re.I | re.S
+    rf"\s*(?P<count>{_NUMBER})\s*(?:/|per\b)\s*(?P<amount>{_AMOUNT})?\s*(?P<unit>[^\W\d_]+)\s*(?P<rest>.*)", re.I | re.S
 )
 #: A count that is not a positive whole number: "-1/s", "1.5/s".
 _OTHER_COUNT = re.compile(
-    r"\s*(?P<count>-?\d{0,10}\.?\d{1,10})\s*(?:/|per\b)\s*(?P<amount>\d+(?:\.\d+)?)?\s*(?P<unit>[^\W\d_]+)(?P<rest>.*)",
+    rf"\s*(?P<count>-?\d{{0,10}}\.?\d{{1,10}})\s*(?:/|per\b)\s*(?P<amount>{_AMOUNT})?\s*(?P<unit>[^\W\d_]+)(?P<rest>.*)",
     re.I | re.S,
 )
 _ASSIGNED = re.compile(rf"(?P<word>[a-z]+)\s*[=:]\s*(?P<value>{_NUMBER}|[a-z]+)", re.I)
 _OPTION = re.compile(rf"(?P<word>[a-z]+)\s+(?P<value>{_NUMBER}|[a-z]+)\s*", re.I)
 #: The beginning of another rate, where an option may be.
 _ANOTHER = re.compile(r"(?:(?:[,&+]|and\b)\D*)?\d+\s*(?:/|per\b)", re.I)
-_DURATION = re.compile(r"\s*(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>[^\W\d_]+)\s*", re.I)
+_DURATION = re.compile(rf"\s*(?P<amount>{_AMOUNT})\s*(?P<unit>[^\W\d_]+)\s*", re.I)
 WRITE = 'write it like "5/s", "100/min", "10 per 5 minutes" or "100/s burst 200"'
 NO_DURATION = "expected a duration, got {!r}; write seconds as a number, a timedelta, or text like '250ms'"
 

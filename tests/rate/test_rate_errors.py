@@ -114,6 +114,13 @@ def test_a_wrong_option_shows_the_text_and_what_to_write(text, kind, advice):
     assert advice in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["{}/s", "5/{}s", "5/1.{}s", "5/s burst {}", "1_{}/s"])
+def test_a_number_of_thousands_of_digits_is_an_invalid_limit(text):
+    """Numbers too long for `int` are refused as all others beyond the domain are."""
+    with pytest.raises(InvalidLimit):
+        TokenBucket(text.format("1" * 5000))
+
+
 def test_an_option_in_the_text_and_as_an_argument_is_said_twice():
     """`burst` in the text and as an argument is an error, even when both agree."""
     with pytest.raises(InvalidLimit, match="duplicate option 'burst'"):
