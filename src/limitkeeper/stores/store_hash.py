@@ -100,6 +100,8 @@ class FileHash:
                 draft = f"{self._path}.{os.getpid()}"
                 with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
                     json.dump(fields, file)
+                    file.flush()
+                    os.fsync(file.fileno())  # an empty file after a power failure could not be read
                 os.replace(draft, self._path)
         except OSError as error:
             raise StoreUnavailable(f"{self._path}: can't write it: {error}") from None
