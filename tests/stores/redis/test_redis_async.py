@@ -9,9 +9,11 @@ import threading
 import time
 import warnings
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+import uvloop
 
 from fault_lab.scheduling_delay import Watch
 from limitkeeper import (
@@ -25,7 +27,10 @@ from limitkeeper import (
     TokenBucket,
 )
 from limitkeeper.clock import SystemClock
-from limitkeeper.stores.redis import RedisStore
+from limitkeeper.stores.redis import RedisStore, async_connection
+from limitkeeper.stores.redis.address import Endpoint, Login
+from limitkeeper.stores.redis.async_connection import LATE, AsyncConnection, resolve
+from limitkeeper.stores.redis.resp import Outcome, Unsent, pack
 from servers.faketime import FaketimeValkey
 from servers.valkey import Valkey
 from stand_ins import driven
@@ -297,6 +302,118 @@ def test_a_silent_connection_is_left(valkey: Valkey) -> None:
             assert stream is not other
 
     run(work)
+
+
+# A busy event loop
+
+
+def echo(connection: AsyncConnection, word: str, seconds: float = 60.0) -> asyncio.Future[Outcome]:
+    """The reply to ECHO, due within so many seconds."""
+    outcome: asyncio.Future[Outcome] = connection.loop.create_future()
+    connection.write(pack([["ECHO", word]]), 1, connection.loop.time() + seconds, resolve(outcome))
+    return outcome
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_each_command_gets_its_own_reply_whatever_the_deadlines(valkey: Valkey, new_loop: Callable[[], Any]) -> None:
+    """A deadline less than half a millisecond away, for which uvloop makes no TimerHandle, shifts no replies."""
+
+    async def work() -> None:
+        connection = AsyncConnection(Endpoint("127.0.0.1", valkey.port), Login(), asyncio.get_running_loop(), 60.0)
+        try:
+            assert await echo(connection, "ready") == [b"ready"]
+            near = echo(connection, "near", 0.0001)
+            outcomes = await asyncio.gather(*[echo(connection, word) for word in ("one", "two", "three")])
+            assert outcomes == [[b"one"], [b"two"], [b"three"]]
+            assert await near == [b"near"] or isinstance(near.result(), StoreTimeout)
+        finally:
+            connection.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(work())
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_late_loop_takes_what_has_arrived(new_loop: Callable[[], Any]) -> None:
+    """A reply that arrives while a callback of the loop works counts, although the deadline is over when the loop reads it."""
+    listener, (busy, other), works = socket.create_server(("127.0.0.1", 0)), socket.socketpair(), threading.Event()
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as server:
+            server.recv(1000)
+            server.sendall(b"+PONG\r\n")
+            server.recv(1000)
+            other.send(b"x")
+            works.wait()
+            server.sendall(b"$4\r\nlate\r\n")
+            with suppress(OSError):
+                server.recv(1000)
+
+    async def work() -> None:
+        connection = AsyncConnection(Endpoint(*listener.getsockname()), Login(), asyncio.get_running_loop(), 60.0)
+
+        def work_until_it_is_due() -> None:
+            connection.loop.remove_reader(busy)
+            works.set()
+            assert connection._poll is not None
+            assert connection._poll(60_000)
+            time.sleep(0.2 + 2 * LATE)  # uvloop's time stands still meanwhile
+
+        connection.loop.add_reader(busy, work_until_it_is_due)
+        try:
+            assert await echo(connection, "late", 0.2) == [b"late"]
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with busy, other, asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(work())
+    thread.join()
+
+
+def test_a_connection_that_takes_longer_than_a_call_may_is_there_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that ends while its connection is being opened is never sent, and the connection is kept."""
+    received, accepted = [], []
+    monkeypatch.setattr(async_connection, "SILENCE", 60.0)
+
+    async def work() -> None:
+        opened = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted.append(writer)
+            while data := await reader.read(1000):
+                await opened.wait()
+                received.append(data)
+                writer.write(b"+OK\r\n")
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+        connection = AsyncConnection(endpoint, Login(), asyncio.get_running_loop(), 0.001)
+        first = await echo(connection, "first", 0.001)
+        assert isinstance(first, Unsent)
+        assert isinstance(first.error, StoreTimeout)
+        opened.set()
+        assert await echo(connection, "second") == [b"OK"]
+        connection.close()
+        server.close()
+
+    run(work)
+    assert len(accepted) == 1
+    assert received == [pack([["PING"]]), pack([["ECHO", "second"]])]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_first_use_sends_the_source_of_its_scripts(mode: str) -> None:
+    """The first use of a limit spends no round trip on learning that its scripts are unknown; sync, the hit itself does."""
+    with Valkey() as server, RedisStore(server.url, timeout="60s") as store:
+        if mode == "sync":
+            assert Limiter(HUNDRED, store=store).hit("k")
+        else:
+            assert driven(AsyncLimiter(HUNDRED, store=store).hit("k"))
+        with server.client() as client:
+            errors: Any = client.info("errorstats")
+        assert errors.get("errorstat_NOSCRIPT", {"count": 0})["count"] == (mode == "sync")
 
 
 def test_answers_within_lowers_the_budget(valkey: Valkey, watch: Watch) -> None:

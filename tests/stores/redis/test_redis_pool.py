@@ -94,6 +94,59 @@ def test_waiting_for_a_connection_counts_against_the_budget(watch: Watch) -> Non
             server.thaw()
 
 
+# A thread that runs again later than it asked for
+
+
+@pytest.mark.parametrize("call", ["hit", "reserve"])
+def test_a_reply_counts_that_arrives_while_the_thread_waits_to_run_again(valkey: Valkey, call: str) -> None:
+    """A poll that came back empty is repeated: on a busy machine the reply may have arrived before the thread runs."""
+    with RedisStore(valkey.url, prefix="late", timeout="60s") as store:
+        limiter = Limiter(MANY, store=store)
+        assert limiter.hit("k")
+        (connection,) = store.pool.idle(store.route.direct, store.route.login)  # type: ignore[arg-type]
+        poll = connection.poll
+        connection.poll = lambda ms: () if ms and poll(60_000) else poll(0)
+        assert getattr(limiter, call)("k")
+
+
+def test_the_budget_of_a_call_begins_when_it_is_sent(valkey: Valkey) -> None:
+    """A thread that waits to run before it writes leaves the server its whole budget."""
+    clock = ManualClock()
+    with RedisStore(valkey.url, prefix="sent", timeout="60s", budget_clock=clock) as store:
+        limiter = Limiter(MANY, store=store)
+        assert limiter.hit("k")
+        (connection,) = store.pool.idle(store.route.direct, store.route.login)  # type: ignore[arg-type]
+        poll, waits = connection.poll, list[float]()
+
+        def late(ms: float) -> Any:
+            clock.advance(0 if waits else 100)
+            waits.append(ms)
+            return poll(ms)
+
+        connection.poll = late
+        assert limiter.hit("k")
+        assert waits == [0, 60_000]
+
+
+def test_a_connection_opened_too_late_is_kept_for_the_next_call(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call whose budget is over when its connection is open is not sent, so nothing is charged; the next one finds it open."""
+    clock, opened = ManualClock(), list[SyncConnection]()
+    open_connection = SyncConnection.open
+
+    def open_late(connection: SyncConnection, *arguments: Any) -> None:
+        open_connection(connection, *arguments)
+        opened.append(connection)
+        clock.advance(100)
+
+    with RedisStore(valkey.url, prefix="opened late", timeout="60s", budget_clock=clock) as store:
+        limiter = Limiter(TokenBucket("1/h", burst=10), store=store)
+        monkeypatch.setattr(SyncConnection, "open", open_late)
+        with pytest.raises(StoreTimeout, match="did not accept a connection"):
+            limiter.hit("k")
+        assert limiter.hit("k").remaining == 9
+        assert len(opened) == 1
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_server_full_of_other_clients_is_called_again_within_the_budget(small: Valkey, mode: str, watch: Watch) -> None:
     """StoreUnavailable with the remedy when the budget is over; and no error when one of the others leaves before that."""

@@ -35,6 +35,7 @@ from .resp import (
     connect_error,
     first_commands,
     lost,
+    not_connected,
     pack,
     timed_out,
 )
@@ -42,6 +43,8 @@ from .sync_connection import Poll, poll_of
 
 Done = Callable[[Outcome], None]
 SILENCE = 1.0
+#: Seconds after which a timer was called late.
+LATE = 0.002
 
 
 def _ignore(outcome: Outcome) -> None:
@@ -68,20 +71,22 @@ class AsyncConnection(asyncio.Protocol):
     def __init__(self, endpoint: Endpoint, login: Login, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         self.endpoint, self.login, self.loop = endpoint, login, loop
         self.usable = True
-        self._timeout = timeout
+        self._timeout, self._longest = timeout, max(timeout, SILENCE)
         self._transport: asyncio.Transport | None = None
         self._poll: Poll | None = None
         self._ready = False
-        self._unsent: list[bytes] = []  # written before the connection was ready
+        self._unsent: list[tuple[PendingReplies, bytes]] = []  # written before the connection was ready
         self._pending: deque[PendingReplies] = deque()
         self._parser = Parser()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None  # uvloop's may lack `when`: see `_expires`
+        self._expires = 0.0
+        self._was_late = False
         self._last_read = loop.time()
         self._connecting = loop.create_task(self._connect())
 
     async def _connect(self) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._longest):
                 await self._open()
         except BaseException as error:
             known = connect_error(error, self.endpoint)
@@ -91,9 +96,17 @@ class AsyncConnection(asyncio.Protocol):
                 raise
         else:
             self._ready = True
-            if self._unsent and self._transport is not None:
-                self._transport.write(b"".join(self._unsent))
-                self._unsent.clear()
+            self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        """Sends what was written while it was being opened, but for calls whose deadline has passed since."""
+        waiting = [(one, data) for one, data in self._unsent if one.done is not _ignore]
+        self._unsent.clear()
+        self._pending = deque(one for one, _ in waiting)
+        if waiting and self._transport is not None:
+            self._transport.write(b"".join([data for _, data in waiting]))
+        if not self.usable:
+            self._close_if_done()
 
     async def _open(self) -> None:
         endpoint, tls, commands = self.endpoint, self.login.tls, first_commands(self.login)
@@ -106,7 +119,7 @@ class AsyncConnection(asyncio.Protocol):
         if tls is None:
             self._poll = poll_of(self._transport.get_extra_info("socket"))
         replies: asyncio.Future[Outcome] = self.loop.create_future()
-        self._pending.appendleft(PendingReplies(len(commands), self.loop.time() + self._timeout, resolve(replies)))
+        self._pending.appendleft(PendingReplies(len(commands), self.loop.time() + self._longest, resolve(replies)))
         self._transport.write(pack(commands))
         check_login(await replies, endpoint)
 
@@ -116,7 +129,7 @@ class AsyncConnection(asyncio.Protocol):
         addresses = await sans_io.arun(RESOLVER.plan(host, self._timeout))
         for others, address in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
             try:
-                async with asyncio.timeout((end - self.loop.time()) / (others + 1)):
+                async with asyncio.timeout((end - self.loop.time()) / (others + 1) if others else None):
                     await self.loop.create_connection(lambda: self, address, port, ssl=context, server_hostname=name)
                 return
             except OSError:  # TimeoutError is one
@@ -134,15 +147,14 @@ class AsyncConnection(asyncio.Protocol):
         """Sends commands with so many replies; calls `done` with them, or with the error."""
         if not self._pending:
             self._last_read = self.loop.time()
-        self._pending.append(PendingReplies(count, deadline, done))
-        if self._timer is None or self._timer.when() > deadline + 0.0005:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self.loop.call_at(deadline, self._expire)
+        one = PendingReplies(count, deadline, done)
+        if self._timer is None or self._expires > deadline + 0.0005:
+            self._expire_at(deadline)
         if self._ready and self._transport is not None:
             self._transport.write(data)
         else:
-            self._unsent.append(data)
+            self._unsent.append((one, data))
+        self._pending.append(one)  # last: each entry is a command that was sent, or the replies would be others'
 
     def data_received(self, data: bytes) -> None:
         self._last_read = self.loop.time()
@@ -175,21 +187,30 @@ class AsyncConnection(asyncio.Protocol):
             self._close_if_done()
         return None
 
+    def _expire_at(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._expires, self._timer = deadline, self.loop.call_at(deadline, self._expire)
+
     def _expire(self) -> None:
-        """Fails the calls whose deadline has passed. Replies leave the timer as it is: when it fires, it is set again."""
-        self._timer = None
-        now = self.loop.time()
+        """Fails the calls whose deadline has passed. Replies leave the timer as it is: when it fires, it is set again. A late loop
+        first reads what has arrived (uvloop calls timers before it reads)."""
+        now, self._timer = self.loop.time(), None
+        self._was_late = now - self._expires > LATE and not self._was_late
+        if self._was_late:
+            return self._expire_at(now + LATE)
         for one in self._pending:
             if one.done is not _ignore and one.deadline <= now + 0.0005:
                 done, one.done = one.done, _ignore
-                done(timed_out(self.endpoint))
+                done(timed_out(self.endpoint) if self._ready else Unsent(not_connected(self.endpoint)))
         deadlines = [one.deadline for one in self._pending if one.done is not _ignore]
         if deadlines:
-            self._timer = self.loop.call_at(min(deadlines), self._expire)
+            self._expire_at(min(deadlines))
         if self._pending and now - self._last_read >= SILENCE - 0.001:
             self.usable = False
         if not self.usable:
             self._close_if_done()
+        return None
 
     def _close_if_done(self) -> None:
         """Closes the connection once nothing is pending."""

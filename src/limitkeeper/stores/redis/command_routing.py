@@ -77,6 +77,9 @@ class ScriptCall(RoutedCommand):
         self.script, keys, body = encode_call(requests)
         super().__init__(["EVALSHA", self.script.sha, b"%d" % len(keys), *keys, body], keys[0])
 
+    def send_source(self) -> None:
+        self.command = ["EVAL", self.script.source, *self.command[2:]]
+
 
 def raise_first(some: Iterable[RoutedCommand | AnyRequest]) -> None:
     for one in some:
@@ -262,6 +265,8 @@ class Route:
         by_endpoint: dict[Endpoint, list[RoutedCommand]] = {}
         for one in waiting:
             assert one.endpoint is not None
+            if isinstance(one, ScriptCall) and not self.has_loaded(one.endpoint, one.script.sha):
+                one.send_source()  # NOSCRIPT would cost another round trip of the budget
             by_endpoint.setdefault(one.endpoint, []).append(one)
             one.loads_before = self._loads
         outcomes: list[Outcome] = yield [self._exchange(endpoint, group) for endpoint, group in by_endpoint.items()]
@@ -321,7 +326,7 @@ class Route:
 
     def _load_script(self, call: ScriptCall) -> None:
         """Sends the source next. A server that had the script before this call was sent has lost it, and perhaps all its data."""
-        call.command = ["EVAL", call.script.source, *call.command[2:]]
+        call.send_source()
         if self._loaded.get((call.endpoint, call.script.sha), call.loads_before + 1) <= call.loads_before:
             self._loaded = {key: number for key, number in self._loaded.items() if key[0] != call.endpoint}
             self.on_data_loss()

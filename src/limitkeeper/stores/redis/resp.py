@@ -212,10 +212,14 @@ def check_login(outcome: Outcome, endpoint: Endpoint) -> None:
 def connect_error(error: BaseException, endpoint: Endpoint) -> StoreError | None:
     """What the store raises when connecting ends with this error; None: the error itself."""
     if isinstance(error, StoreTimeout | TimeoutError):
-        return StoreTimeout(f"{endpoint} did not accept a connection within the budget")
+        return not_connected(endpoint)
     if isinstance(error, OSError | ProtocolError):
         return StoreUnavailable(f"{endpoint} can't be reached: {error}")
     return error if isinstance(error, StoreError) else None
+
+
+def not_connected(endpoint: Endpoint) -> StoreTimeout:
+    return StoreTimeout(f"{endpoint} did not accept a connection within the budget")
 
 
 def timed_out(endpoint: Endpoint) -> StoreTimeout:

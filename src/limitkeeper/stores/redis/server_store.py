@@ -218,7 +218,7 @@ class ServerStore(PlannedStore):
             idle = self.pool.idle(endpoint, self.route.login)
             self._idle = (endpoint, idle)
         try:
-            return self.pool.call(idle, self.route.pack(request), deadline, record)
+            return self.pool.call(idle, self.route.pack(request), self.timeout_us, record)
         except StoreError:
             self.route.on_unreachable(endpoint)
             raise

@@ -42,6 +42,7 @@ from .resp import (
     connect_error,
     first_commands,
     lost,
+    not_connected,
     pack,
     timed_out,
 )
@@ -218,14 +219,15 @@ class SyncConnection:
             raise
 
     def receive(self, deadline_us: int) -> Reply:
-        """The next reply. When the budget is over, what has arrived by then is taken."""
+        """The next reply. When the budget is over, what has arrived by then is taken; also while this thread waited to run again,
+        hence the second poll."""
         parser, received = self._parser, b""
         try:
             reply = parser.gets() if parser.data else False
             while reply is False:
                 if not self.secure or not self._sock.pending():  # type: ignore[attr-defined]
                     left = deadline_us - self._now_us()
-                    if not self.poll(left / 1000 if left > 0 else 0) or (left <= 0 and received):
+                    if not (self.poll(left / 1000) or self.poll(0) if left > 0 else self.poll(0) and not received):
                         raise timed_out(self.endpoint)
                 first = not received and not parser.data
                 try:
@@ -262,7 +264,7 @@ class SyncConnection:
                     return reply
                 if not self.secure or not self._sock.pending():  # type: ignore[attr-defined]
                     left = deadline_us - self._now_us()
-                    if not self.poll(left / 1000 if left > 0 else 0) or (left <= 0 and len(received) > 1):
+                    if not (self.poll(left / 1000) or self.poll(0) if left > 0 else self.poll(0) and len(received) == 1):
                         raise timed_out(self.endpoint)
                 received.extend(map(self._recv, (CHUNK,)))  # in C: no handler runs before the bytes are kept
                 if not received[-1]:
@@ -400,8 +402,9 @@ class SyncPool:
             found = self._servers.setdefault((endpoint, login), ServerConnections(endpoint, self._most, self._clock))
         return found
 
-    def call(self, idle: ServerConnections, data: bytes, deadline_us: int, record: CallRecord | None = None) -> Reply:
-        """Hot path: one command, one reply, on an idle connection. None: nothing was sent, and a plan may try."""
+    def call(self, idle: ServerConnections, data: bytes, budget_us: int, record: CallRecord | None = None) -> Reply:
+        """Hot path: one command, one reply, on an idle connection. The budget is counted from the moment of sending: so far,
+        the caller has waited for nothing but its own process. None: nothing was sent, and a plan may try."""
         if idle.waiting:
             return None
         try:
@@ -411,6 +414,7 @@ class SyncPool:
         reply = None
         try:
             if not (connection.secure or connection.poll(0)):
+                deadline_us = self._now_us() + budget_us
                 connection.send(data, deadline_us, record)
                 reply = connection.receive(deadline_us) if record is None else connection.receive_to_end(deadline_us, record)
         except OSError as error:
@@ -490,15 +494,18 @@ class SyncPool:
             try:
                 if not connection.is_open:
                     connection.open(login, deadline_us)
-                    return connection
+                elif connection.poll(0):
+                    connection.close()
+                    continue
             except TooManyConnections:
                 server.full_until_us = self._now_us() + FULL_US
                 if not server.open:
                     raise
                 continue
-            if not connection.poll(0):
+            if self._now_us() < deadline_us:
                 return connection
-            connection.close()
+            server.put(connection)  # for the next caller: a command that has no time left would be charged without an answer
+            raise not_connected(endpoint)
 
     def close(self) -> None:
         for server in list(self._servers.values()):
