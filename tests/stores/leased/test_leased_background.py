@@ -14,9 +14,11 @@ from collections import deque
 from contextlib import suppress
 
 import pytest
+import uvloop
 from leased_fleet import Tally
 
 from limitkeeper import AsyncLimiter, LeasedStore, Limiter, MemoryStore, StoreUnavailable, TokenBucket
+from limitkeeper.stores.leased.lease_maintenance import Background
 from limitkeeper.stores.sans_io import run
 
 PLENTY = "100000/s burst 100000"
@@ -142,6 +144,22 @@ def test_no_task_waits_for_a_batch_of_an_event_loop_that_has_stopped():
     asyncio.run(others())
     loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(loop)))
     loop.close()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_waking_the_background_of_a_loop_again_and_again_plans_one_round(new_loop, monkeypatch):
+    """One round is planned on a loop, however often it is asked for; also on uvloop, whose handles are no TimerHandle."""
+    begun = []
+    monkeypatch.setattr(Background, "_start_round", lambda background, loop: begun.append(loop))
+
+    async def work(background):
+        for _ in range(100):
+            background.wake()
+        await asyncio.sleep(0.01)
+
+    with LeasedStore(FarStore()) as store, asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(work(store.background))
+    assert len(begun) == 1
 
 
 def test_many_tasks_that_come_at_once_share_one_batch():

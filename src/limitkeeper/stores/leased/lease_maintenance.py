@@ -83,7 +83,8 @@ class Background:
         self._make_thread = make_thread
         self._clock = clock
         self._lock = threading.Lock()
-        self._on_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.TimerHandle | asyncio.Task[None]]
+        #: The next round of each loop, and when it begins; or the task of the present one.
+        self._on_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[float, asyncio.Handle] | asyncio.Task[None]]
         self._on_loops = weakref.WeakKeyDictionary()
         self._closed = False
         self.thread: threading.Thread | None = None
@@ -110,8 +111,8 @@ class Background:
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join()
         for pending in list(self._on_loops.values()):
-            if isinstance(pending, asyncio.TimerHandle):
-                pending.cancel()
+            if isinstance(pending, tuple):
+                pending[1].cancel()
 
     def _run(self) -> None:
         while not self._closed:
@@ -130,14 +131,14 @@ class Background:
                 run(maintenance.attempt_round())
 
     def _schedule(self, loop: asyncio.AbstractEventLoop, pause: float) -> None:
-        pending = self._on_loops.get(loop)
-        if isinstance(pending, asyncio.Task) and not pending.done():
-            return  # it schedules the next when it ends
-        if isinstance(pending, asyncio.TimerHandle):
-            if not pending.cancelled() and pending.when() <= loop.time() + pause:
+        pending, begins = self._on_loops.get(loop), loop.time() + pause
+        if isinstance(pending, tuple):  # uvloop's handles are no TimerHandle
+            if not pending[1].cancelled() and pending[0] <= begins:
                 return
-            pending.cancel()
-        self._on_loops[loop] = loop.call_later(pause, self._start_round, loop)
+            pending[1].cancel()
+        elif pending is not None and not pending.done():
+            return  # it schedules the next when it ends
+        self._on_loops[loop] = (begins, loop.call_later(pause, self._start_round, loop))
 
     def _start_round(self, loop: asyncio.AbstractEventLoop) -> None:
         maintenance = self._maintenance()
