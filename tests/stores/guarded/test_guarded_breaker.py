@@ -145,6 +145,16 @@ def test_one_failure_while_half_open_opens_it_again_and_goes_on_backing_off():
     assert waits == [100_000, 200_000, 400_000, 500_000]
 
 
+def test_a_failure_among_successes_while_half_open_does_not_open_it_again():
+    """A store that answers most callers is left after the ramp, although a few time out in it."""
+    breaker = opened(made())
+    breaker.probe_succeeded(0)
+    for now in range(0, 1_000_000, 100_000):
+        breaker.streak += 10
+        assert breaker.record_failure(now) is False
+    assert breaker.close_after_ramp(1_000_000) is True
+
+
 def test_a_late_failure_changes_nothing_once_it_is_open():
     """Calls under way that fail after it opened do not move the next probe."""
     breaker = opened(made())

@@ -1,12 +1,14 @@
 """Circuit breaker: when to stop calling a store that fails, when to probe it, and how to return without a rush.
 
     closed ──(5 failures in a row, or half of the last ones)──▶ open ──(a probe succeeds)──▶ half open ──(a second)──▶ closed
-                                                                 ▲  └─ a probe fails: wait longer ┘ └─ any failure: open again
+                                                                 ▲  └─ a probe fails: wait longer ┘ └─ still failing: open again
 
     next probe = now + random · min(most, first · 2^attempt)           full jitter: a thousand processes never probe together
 
-Half open, a caller is let through with the probability `elapsed / ramp`. The ratio of failures is a moving one, updated only when
-a call fails: p ← p · (15/16)^(successes since + 1) + 1/16, so that a success costs one addition and no lock.
+Half open, a caller is let through with the probability `elapsed / ramp`. The row and the ratio of failures go on, so the first
+failure opens it again, unless callers have succeeded since: on a busy machine a few calls time out while most are answered. The
+ratio of failures is a moving one, updated only when a call fails: p ← p · (15/16)^(successes since + 1) + 1/16, so that a success
+costs one addition and no lock.
 
 A pure state machine: time and randomness are arguments. Callers hold a lock while they change it. Rejected: a window of outcomes
 in a ring (a write per call), probing with callers' own calls (a caller pays the budget each time), a fixed delay between probes.
@@ -58,10 +60,8 @@ class Breaker:
         succeeded, self.streak = self.streak, 0
         self.in_a_row = 1 if succeeded else self.in_a_row + 1
         self.recent = self.recent * (1 - WEIGHT) ** (succeeded + 1) + WEIGHT
-        if self.state == CLOSED and self.in_a_row < self.failures and self.recent < self.ratio:
+        if self.in_a_row < self.failures and self.recent < self.ratio:
             return False
-        if self.state == CLOSED:
-            self.attempt = 0
         self._enter(OPEN, now_us)
         self._schedule_probe(now_us)
         return True

@@ -193,8 +193,8 @@ class AsyncConnection(asyncio.Protocol):
         self._expires, self._timer = deadline, self.loop.call_at(deadline, self._expire)
 
     def _expire(self) -> None:
-        """Fails the calls whose deadline has passed. Replies leave the timer as it is: when it fires, it is set again. A late loop
-        first reads what has arrived (uvloop calls timers before it reads)."""
+        """Fails the calls whose deadline has passed. Replies leave the timer as it is: when it fires, it is set again. A late
+        loop first reads what has arrived (uvloop calls timers before it reads)."""
         now, self._timer = self.loop.time(), None
         self._was_late = now - self._expires > LATE and not self._was_late
         if self._was_late:
