@@ -69,7 +69,7 @@ def test_a_replica_runs_with_the_manifest(tmp_path):
     """With its policy, its environment and a Valkey with these arguments: probes succeed, and two replicas share a limit."""
     text = manifest("ConfigMap", "limitkeeper-policy")["data"]["limitkeeper.yaml"]
     assert Policy.read(text).instances == manifest("Deployment", "limitkeeper")["spec"]["replicas"]
-    (tmp_path / "limitkeeper.yaml").write_text(text.replace("budget: 20ms", "budget: 30s"))
+    (tmp_path / "limitkeeper.yaml").write_text(text.replace("budget: 100ms", "budget: 30s"))
     values = manifest("Secret", "limitkeeper")["stringData"]
     environment = {one["name"]: one.get("value") or values[one["valueFrom"]["secretKeyRef"]["key"]] for one in CONTAINER["env"]}
     arguments = manifest("StatefulSet", "valkey")["spec"]["template"]["spec"]["containers"][0]["args"]

@@ -92,13 +92,13 @@ def test_a_lease_may_size_itself(noted):
     assert store.options == {"lease": None, "life": 0.1, "strict": False}
 
 
-@pytest.mark.parametrize("url", ["memory://?guard=open", "memory://?guard=closed&budget=0.02&max_keys=9"])
+@pytest.mark.parametrize("url", ["memory://?guard=open", "memory://?guard=closed&budget=0.1&max_keys=9"])
 def test_any_store_can_be_wrapped(url):
     """Wrappers go around memory:// too."""
     guard = store_from_url(url)
     assert isinstance(guard, GuardedStore)
     assert isinstance(guard.inner, MemoryStore)
-    assert guard.budget_us == 20_000
+    assert guard.budget_us == 100_000
 
 
 def test_shards_are_one_store_for_each_host(noted):

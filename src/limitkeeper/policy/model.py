@@ -42,6 +42,8 @@ class Blocked(FixedWindow):
         return self.kind
 
 
+#: The default time limit of a remote store: longer than a busy host delays a reply.
+BUDGET_US = 100_000
 #: The limits of a blocked key. Every request is refused, and none is charged.
 BLOCKED: Limits = (Blocked("1/s"),)
 #: The texts of this limit: a count of 0 in any rate.
@@ -281,7 +283,7 @@ class Policy:
     penalty_box: PenaltyBoxConfig | None = None
     retry_amplification: RetryAmplification | None = None
     headers: Headers = field(default_factory=Headers)
-    budget_us: int = 20_000
+    budget_us: int = BUDGET_US
     instances: int | None = None
     safe_concurrency: int | None = None
     #: How many threads of this process may be held by waiting requests; tasks of an event loop hold none.

@@ -10,7 +10,22 @@ from ...algorithms import TokenBucket
 from ...errors import ConfigurationError
 from ..application_overrides import CalledOverrides, HashOverrides, algorithm_of
 from ..compiled_policy import join_key
-from ..model import LOCAL, WAIT, Answer, Capacity, Cost, Exemption, Limits, OnFailure, OnRefusal, Overrides, Policy, Rule, Tiers
+from ..model import (
+    BUDGET_US,
+    LOCAL,
+    WAIT,
+    Answer,
+    Capacity,
+    Cost,
+    Exemption,
+    Limits,
+    OnFailure,
+    OnRefusal,
+    Overrides,
+    Policy,
+    Rule,
+    Tiers,
+)
 from .diagnostics import INVALID, Invalid, ParseContext, split_remedy
 from .identities import Identities
 from .nodes import ListNode
@@ -33,7 +48,7 @@ class Assembly:
         self.rules = [(one, rule) for one in self.rule_fields if (rule := self._rule(one)) is not INVALID]
         values = same_fields(Policy, fields) | {"identify": self.identities.by_name, "files": tuple(context.files)}
         values |= {"exempt": tuple(exemption for _, exemption in self.exemptions), "rules": tuple(rule for _, rule in self.rules)}
-        self.policy = Policy(**values, budget_us=fields.get("budget", 20_000), source=source)
+        self.policy = Policy(**values, budget_us=fields.get("budget", BUDGET_US), source=source)
 
     def _rule(self, fields: ParsedFields) -> Rule | Invalid:
         limit: Limits | ParsedFields | Tiers | Invalid = fields.get("limit", INVALID if "limit" in fields else ())

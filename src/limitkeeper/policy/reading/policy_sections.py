@@ -191,7 +191,7 @@ POLICY: Fields[ParsedFields] = Fields(
     {
         "name": Field(RULE_NAME, "Namespace of the state in the store; default limitkeeper."),
         "store": Field(STORE, "Where state lives: memory://, shared:///path, redis://host:6379; default memory://."),
-        "budget": Field(Duration("100us", "1min"), "The time limit of a remote store; default 20ms."),
+        "budget": Field(Duration("100us", "1min"), "The time limit of a remote store; default 100ms."),
         "on_failure": Field(ON_FAILURE, "The default of the rules: open | closed | local 1/4."),
         "instances": Field(Integer("instances", 1, 100_000), "The processes that enforce this policy; default: unknown."),
         "safe_concurrency": SAFE_CONCURRENCY,

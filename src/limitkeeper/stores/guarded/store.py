@@ -67,7 +67,7 @@ class GuardedStore(WrapperStore):
     def __init__(
         self,
         store: Store,
-        budget: Duration = "20ms",
+        budget: Duration = "100ms",
         on_failure: str = "open",
         share: Share | None = None,
         *,
