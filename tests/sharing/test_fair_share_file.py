@@ -99,3 +99,17 @@ def test_a_killed_process_leaves_a_whole_state(tmp_path, pause):
         found = share.peek("a")
         assert 0 <= found.remaining <= 500
         assert share.hit("c").allowed
+
+
+def test_a_clock_that_went_back_locks_nobody_out(tmp_path):
+    """Law 5: after the clock of the store went back by ten minutes, time continues from where it was."""
+    with SharedStore(tmp_path / "limits", max_keys=10, clock=ManualClock(1000.0)) as store:
+        share = FairShare("10/s", store=store)
+        assert [share.hit("a").allowed for _ in range(6)] == [True] * 5 + [False]
+    clock = ManualClock(400.0)
+    with SharedStore(tmp_path / "limits", max_keys=10, clock=clock) as store:
+        share = FairShare("10/s", store=store)
+        refused = share.hit("a")
+        assert not refused
+        clock.advance(refused.retry_after)
+        assert share.hit("a")

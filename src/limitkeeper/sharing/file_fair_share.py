@@ -51,6 +51,8 @@ class FileBackend:
         now_us = self.store.now_us()
         if self._start_us < 0:
             self._start_us = now_us
+        if now_us - self._start_us < self.queue.now:  # the clock went back: time continues from where it was
+            self._start_us = now_us - int(self.queue.now)
         elapsed = float(now_us - self._start_us)
         if commit:
             self._revision = -1  # until it is written: an exception may come in between
