@@ -426,8 +426,8 @@ CHARGES = st.one_of(
 @effort(400)
 @given(st.sampled_from([TokenBucket("10/s burst 10"), LeakyBucket("3/s", capacity=10)]), st.lists(CHARGES, max_size=40))
 def test_what_is_given_back_leaves_enough_for_every_start_to_come(limit: Any, steps: list[tuple[str, int, int]]) -> None:
-    """Reservations that are settled and cancelled in any order, beside charges that another process made and that this one does
-    not know of: the bucket is never fuller than those that are still to start leave it."""
+    """Reservations that are settled (also above their estimates) and cancelled in any order, beside charges that another process
+    made and that this one does not know of: the bucket is never fuller than those that are still to start leave it."""
     clock = ManualClock(NOON)
     store = MemoryStore(clock=clock)
     limiter = Limiter({"bucket": limit, "other": TokenBucket("10/s burst 1")}, store=store, name="n")
@@ -452,9 +452,9 @@ def test_what_is_given_back_leaves_enough_for_every_start_to_come(limit: Any, st
             store.give_back([claim], start_us)
         elif step in ("settle", "cancel") and mine:
             reservation, cost = mine.pop(number % len(mine))
-            used = min(late, cost) if step == "settle" else 0
+            used = late if step == "settle" else 0
             reservation.settle({"bucket": used, "other": int(used > 0)})
-            settled_early += [(reservation.decision.start_us, used)] if used else []
+            settled_early += [(reservation.decision.start_us, min(used, cost))] if used else []
         starts = [(one.decision.start_us, cost) for one, cost in mine] + [(start_us, claim.cost) for claim, start_us in foreign]
         starts += settled_early
         full_at = Fraction(clock.now_us())
@@ -476,6 +476,24 @@ def test_starts_that_were_cancelled_do_not_hide_one_that_has_begun() -> None:
     clock.advance(1.1)  # the last start; the third one's was at 1.4 s
     first.settle(4)
     assert limiter.peek("k").reset_after == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("limit", [TokenBucket("10/s burst 10"), LeakyBucket("10/s", capacity=10)], ids=lambda limit: limit.kind)
+@pytest.mark.parametrize("costs", [(5,), (5, 5), (1, 5, 2)])
+def test_debt_is_no_start_behind_a_waiter_that_leaves(limit: Any, costs: tuple[int, ...], make_store: MakeStore) -> None:
+    """After a call settled 5 above its estimate, waiters that leave give back all that they were charged."""
+    limiter = Limiter(limit, store=make_store(VirtualClock()))
+    begun = limiter.reserve("k", cost=10)
+    waiting = [limiter.reserve("k", cost=cost) for cost in costs]
+    begun.settle(15)
+    for one in reversed(waiting):
+        assert one.cancel()
+    assert limiter.peek("k").retry_after == 0.6
+    decision = limiter.reserve("k", cost=3).decision
+    limiter.store.give_back([Claim(limiter.named[0], "k", -5)])
+    limiter.store.give_back([Claim(limiter.named[0], "k", 3)], decision.start_us)  # without the states of the charge
+    assert limiter.peek("k").retry_after == 1.1
+    limiter.store.close()
 
 
 def test_a_key_on_which_calls_always_wait_needs_no_more_memory_with_time() -> None:

@@ -57,7 +57,7 @@ class BucketModel(Terms):
         """The tokens go back, up to full; undoing the newest charge also restores the idle time before its start.
 
         Others ahead: Go's `CancelAt`. What was reserved behind the charge stays reserved, and a waiter that has not started stays
-        paid for. (A rule that keeps three numbers can't distinguish debt from a reservation.)
+        paid for. Debt has no start.
         """
         self.full_at = max(self.full_at, Fraction(now))
         back = cost * self.interval
@@ -75,7 +75,7 @@ class BucketModel(Terms):
         if last and last[:2] == (charged_at, charged):
             low = max(ahead, min(last.before, low)) if cost == charged else low
         elif ahead > now or self.full_at - now > size:
-            behind = max(0, self.full_at - charged_at - size) if charged_at else back
+            behind = max(0, min(self.full_at - charged_at - size, ahead - charged_at)) if charged_at else back
             high = max(ahead, self.full_at - max(0, back - behind))
         self.walls = (low, high)
         self.full_at = low

@@ -113,15 +113,19 @@ def give_back(limit: Limit, at: I64, taken: I64, until: I64, now: I64, cost: I64
     ahead: I64 = charged_at - now
     if charged_at < 0:
         ahead = 0
+    paid: I64 = charged_at + (charged * limit.unit + limit.gain - 1) // limit.gain
     if taken > limit.full and ahead > 0:
-        # Go's CancelAt: what others reserved behind this start stays theirs. A charge that has begun has none behind it in a
-        # queue: it is given back but for what is still to start.
+        # Go's CancelAt: what others reserved behind this start stays theirs; the rest of what is missing is debt. A charge that
+        # has begun has none behind it in a queue: it is given back but for what is still to start.
         if ahead > limit.horizon:
             return (at, taken, until)
         behind: I64 = taken - ahead * limit.gain - limit.full
+        if charged == 0 or until <= paid:  # no start behind it
+            behind = 0
+        elif behind > (until - paid) * limit.gain:
+            behind = (until - paid) * limit.gain
         if behind > 0:
             back = back - behind if back > behind else 0
-    paid: I64 = charged_at + (charged * limit.unit + limit.gain - 1) // limit.gain
     if charged_at > now:
         if charged_at < until <= paid:  # the last start to come was this one; before it: this charge was made as debt
             until = charged_at + ((charged - cost) * limit.unit + limit.gain - 1) // limit.gain

@@ -80,19 +80,24 @@ local function token_bucket_give_back(gain, unit, full, capacity, at, taken, til
   local back = cost * unit
   local ahead = charged_at - now
   if charged_at < 0 then ahead = 0 end
+  local whole = charged * unit
+  rest = whole % gain
+  local paid = charged_at + (whole - rest) / gain
+  if rest > 0 then paid = paid + 1 end
   if taken > full and ahead > 0 then
     local horizon = 9007199254740991 - full - gain
     horizon = (horizon - horizon % gain) / gain
-    -- Go's CancelAt: what others reserved behind this start stays theirs.
+    -- Go's CancelAt: what others reserved behind this start stays theirs; the rest of what is missing is debt.
     if ahead > horizon then return at, taken, till end
     local behind = taken - ahead * gain - full
+    if charged == 0 or till <= paid then -- no start behind it
+      behind = 0
+    elseif behind > (till - paid) * gain then
+      behind = (till - paid) * gain
+    end
     if behind > 0 then back = back > behind and back - behind or 0 end
   end
   if charged_at >= 0 then
-    local whole = charged * unit
-    rest = whole % gain
-    local paid = charged_at + (whole - rest) / gain
-    if rest > 0 then paid = paid + 1 end
     if charged_at > now then
       if till > charged_at and till <= paid then -- the last start to come was this one; before it: made as debt
         whole = (charged - cost) * unit
