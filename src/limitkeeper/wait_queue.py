@@ -129,6 +129,10 @@ def by_charge(waiter: Waiter) -> tuple[int, int]:
     return waiter.arrival, waiter.decision.start_us
 
 
+def by_start(waiter: Waiter) -> tuple[int, int]:
+    return waiter.decision.start_us, waiter.arrival
+
+
 def refunded(claims: Sequence[Claim]) -> Waiter:
     """A refund as a Waiter that leaves: a charge at an unknown time."""
     return Waiter(claims, Decision(True, start_us=-1), None, BEGUN)
@@ -357,23 +361,25 @@ class WaitQueue:
                 self._later.forget(waiter.claims)
 
     def _bookings(self, waiters: Sequence[Waiter], staying: set[int]) -> list[tuple[Waiter, Booking]]:
-        """The bookings of waiters, in the order in which they were charged: the last charge is undone first, and exactly."""
+        """The bookings of waiters, in the order in which they were charged: the last charge is undone first, and exactly. What
+        leases answered was charged with its batch: those are in the order of their starts."""
+        order = by_start if any(one.decision.source == "lease" for one in waiters) else by_charge
         return [
             (one, Booking(claims, start_us, one.deadline_us, id(one) in staying, source))
-            for one in sorted(waiters, key=by_charge)
+            for one in sorted(waiters, key=order)
             for claims, start_us, source in one.charges()
         ]
 
     def _move_up(self, order: Sequence[Waiter], decisions: Sequence[Decision | None], store: Store) -> None:
-        for waiter, decision in zip(order, decisions, strict=True):
-            if decision is None:
-                continue
-            waiter.decision, waiter.kind = decision, kind_of(waiter.claims, decision)
+        again = [(waiter, decision) for waiter, decision in zip(order, decisions, strict=True) if decision is not None]
+        arrivals = sorted(waiter.arrival for waiter, _ in again)  # they were charged again in this order
+        for (waiter, decision), arrival in zip(again, arrivals, strict=True):
+            waiter.arrival, waiter.decision, waiter.kind = arrival, decision, kind_of(waiter.claims, decision)
             waiter.until_us = sleeper_us(store, decision) + decision.wait_us
             self._later.add(waiter.claims, decision)
         for pair in set[Pair]().union(*(waiter.pairs for waiter in order)):
             queue = self._waiters.get(pair, [])
-            queue.sort(key=lambda waiter: waiter.decision.start_us)
+            queue.sort(key=by_start)
             wake_next(queue)
 
     def _behind(self, waiters: Sequence[Waiter]) -> list[Waiter]:

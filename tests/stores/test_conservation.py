@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -373,6 +374,36 @@ def test_batches_of_an_exhausted_bucket_are_not_lost(lease, rule, life, steps):
             store.tend()
     store.return_all()
     left, replayed = (one.decide_one(named, "k", 1, 0, False) for one in (parent, replay))
+    assert left == replayed
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_calls_that_waited_behind_batches_give_all_back_after_their_start(seed):
+    """Law 13: waiting calls, of which some are cancelled once they have begun, leave what was not charged, although a call
+    served by a batch begins before those that came earlier."""
+    chance, clock = random.Random(seed), ManualClock(NOON)
+    parent, replay = MemoryStore(clock=clock), MemoryStore(clock=clock)
+    store = LeasedStore(parent, lease=chance.choice([None, 5]))
+    limiter = Limiter(LeakyBucket("200/s", 2000), store=store, name="n")
+    begun: list[tuple[Any, int]] = []
+    assert limiter.hit("k", 2000)
+    replay.give_back([Claim(limiter.named[0], "k", -2000)])
+    for _ in range(600):
+        cost = chance.choice([1, 1, 1, 2, 5, 12])
+        reservation = limiter.reserve("k", cost, max_wait=chance.choice([0, 0.3]))
+        if reservation:
+            replay.give_back([Claim(limiter.named[0], "k", -cost)])
+            begun.append((reservation, cost))
+        clock.advance(chance.choice([0.0, 0.001, 0.002, 0.01]))
+        leaving = [one for one in begun if one[0].decision.start_us <= clock.now_us()]
+        if leaving and chance.random() < 0.2:
+            begun.remove(one := chance.choice(leaving))
+            assert one[0].cancel()
+            replay.give_back([Claim(limiter.named[0], "k", one[1])])
+        store.tend()
+    clock.advance(1)  # every batch has begun
+    store.return_all()
+    left, replayed = (one.decide_one(limiter.named[0], "k", 1, 0, False) for one in (parent, replay))
     assert left == replayed
 
 

@@ -439,8 +439,6 @@ class LeasedStore(WrapperStore):
         these batches, and the rest keep their starts."""
         found: list[Decision | None] = [None] * len(bookings)
         order = [at for at, one in enumerate(bookings) if not self.has_batch_behind(one)]
-        if any(one.source == "lease" for one in bookings):  # charged with their batches: in the order of their starts
-            order.sort(key=lambda at: bookings[at].charged_at)
         for one in bookings:
             self.touch(one.claims)
         if any(not bookings[at].stays for at in order):
