@@ -81,6 +81,23 @@ def test_over_admission_is_within_the_stated_bound(limit, lease, nodes):
         assert max(Counter(moment // SECOND for moment, _ in report.admitted).values()) <= 1000
 
 
+@pytest.mark.parametrize("lease", [None, 5])
+def test_no_interval_holds_more_than_the_stated_bound(lease):
+    """Calls of mixed costs on one node, in bursts: no interval of any length holds more than burst + rate × T and two batches."""
+    limit = TokenBucket("1000/s burst 50")
+    for seed in range(40):
+        chance, fleet = random.Random(seed), Fleet(limit, 1, lease=lease)
+        level, last_us, worst = 0.0, fleet.clock.now_us(), 0.0
+        for _ in range(200):
+            fleet.to(fleet.clock.now_us() + chance.choice([0, 500, 1000, 3000, 10_000, 30_000]))
+            level, last_us = max(0.0, level - (fleet.clock.now_us() - last_us) / 1000), fleet.clock.now_us()
+            cost = chance.choice([1, 1, 2, 5])
+            for _ in range(chance.randrange(8)):
+                level += cost * bool(fleet.limiters[0].hit("k", cost))
+            worst = max(worst, level - 50)
+        assert worst <= fleet.stores[0].over_admission(limit, 1), f"seed {seed}"
+
+
 @every_size
 @every_rule
 def test_strict_never_exceeds_the_limit_in_any_window(limit, nodes):

@@ -3,7 +3,7 @@
 A token is charged at the parent when it is leased and spent here up to one `life` later. So in any window a node can spend what
 it held when the window began, besides what is charged within it (a fixed window's lease ends with its window: 0 at no price):
 
-    plain    over-admission ≤ min(nodes × held, rate × life)         held: a batch and a quarter
+    plain    over-admission ≤ min(nodes × held, rate × life)         held: two batches
     strict   0, and the parent grants count per (W + life) instead of per W: a price of life / (W + life) of the rate
 
 Refusals are leased too: "nothing before t" is answered here until t. A crash loses what was held, never more. Rejected: reporting
@@ -132,8 +132,7 @@ class LeasedStore(WrapperStore):
         terms: LeaseTerms = LeaseTerms(named, named, self.cache.fixed_batch, self.cache.life_us)
         if self.derated is not None or self.cache.exact or terms.windowed or not terms.leasable:
             return 0.0
-        batch = terms.largest_batch(self.cache.round_trip_us, terms.tokens_per_us)
-        held = nodes * (batch + max(1, batch // 4))
+        held = nodes * 2 * terms.largest_batch(self.cache.round_trip_us, terms.tokens_per_us)
         return float(min(held, terms.tokens_per_us * terms.life_us if terms.continuous else limit.capacity))
 
     # Deciding --------------------------------------------------------------------------------------------------
