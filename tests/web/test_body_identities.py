@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from django.http import HttpResponse
-from django.test import Client
+from django.test import AsyncRequestFactory, Client
 from django.test.utils import override_settings
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
@@ -230,6 +230,29 @@ def test_django_under_asgi(store):
             assert answers[0].body == b'{"email": "ann"}'
         finally:
             server.close()
+
+
+class WrappedRequest:
+    """A request as Django REST framework hands it to the methods of its views."""
+
+    _stream = None
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+
+@pytest.mark.parametrize("body", [b"", b"email=ann"])
+def test_a_wrapped_request_of_django_under_asgi(body, store):
+    """Whether a request without a length has a body is read of Django's own request, which a framework may have wrapped."""
+    view = django_limit("fixed window 1/min", key="account", identify=IDENTIFY)(lambda request: HttpResponse(request.method))
+    with override_settings(LIMITKEEPER={"STORE": store}):
+        request = AsyncRequestFactory().generic("POST", "/", content_type="text/plain")
+        request._stream = BytesIO(body)  # as Django's handler, which has read it into a file
+        statuses = [view(WrappedRequest(request)).status_code for _ in range(2)]
+        assert statuses == [200, 429 if body else 200]
 
 
 def django_middleware_app(store: MemoryStore) -> Any:

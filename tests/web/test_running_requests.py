@@ -15,6 +15,7 @@ from wsgiref.util import FileWrapper
 import pytest
 from django.core.handlers.wsgi import WSGIHandler
 from django.http import FileResponse, HttpResponse, StreamingHttpResponse
+from django.template.response import SimpleTemplateResponse
 from django.test import RequestFactory
 from django.test.utils import override_settings
 from django.urls import path
@@ -134,6 +135,10 @@ def streamed(request: Any) -> StreamingHttpResponse:
     return StreamingHttpResponse(iter([b"a"]))
 
 
+def not_rendered(request: Any) -> SimpleTemplateResponse:
+    return SimpleTemplateResponse("page.html")
+
+
 def no_response(request: Any) -> None:
     """As a view that forgets to return one."""
 
@@ -191,11 +196,11 @@ def test_a_settlement_of_several_limits_that_is_cancelled_settles_all_of_them():
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("view", [streamed, no_response])
+@pytest.mark.parametrize("view", [streamed, not_rendered, no_response])
 def test_a_view_whose_response_is_never_sent_gives_its_place_back(view, eventually):
     """Django drops the response of a view in a thread whose client has disconnected, without closing it (ASGI); a view that
     returns none has failed."""
-    options: Any = {"concurrent": 1, "name": "running"}
+    options: Any = {"concurrent": {"max": 1, "hold": "1h"}, "name": "running"}
     with override_settings(LIMITKEEPER={"STORE": MemoryStore()}):
         with suppress(ConfigurationError):
             limit("100/s", **options)(view)(RequestFactory().get("/"))

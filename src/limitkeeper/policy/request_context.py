@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 try:
@@ -118,6 +118,10 @@ class RequestContext:
     def certificate(self) -> Mapping[str, Any] | None:
         """The verified client certificate: {"subject": "CN=billing", "san": ["spiffe://…"]}; None: there is none."""
         return None
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        """The result of a function of the application."""
+        return function(self)
 
     def passes_on(self, error: Exception) -> bool:
         """Whether an exception of a function of the application is not logged but raised: the framework then evaluates the

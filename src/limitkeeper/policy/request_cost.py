@@ -32,7 +32,7 @@ def callback_cost(cost: Cost, call: Callable[[Any], int], context: RequestContex
     """The cost that a callback of the application returns; the default when it raises, or returns no whole number."""
     raised: Exception | None = None
     try:
-        units = call(context)
+        units = context.call(call)
     except Exception as error:
         if context.passes_on(error):
             raise

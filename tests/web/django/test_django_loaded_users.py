@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from contextlib import suppress
 
 import pytest
 from django.http import HttpResponse
@@ -51,14 +53,41 @@ def test_a_policy_counts_by_the_user(store: MemoryStore, local: bool) -> None:
         assert ask(RateLimitMiddleware(view), "ann", "bob", "ann") == ["user:ann", "user:bob", 429]
 
 
-def test_a_cost_is_loaded(store: MemoryStore) -> None:
-    """A cost that is loaded from the database is charged, not its default."""
+@pytest.mark.parametrize("local", [True, False])
+def test_a_cost_is_loaded(store: MemoryStore, local: bool) -> None:
+    """A cost that is loaded from the database is charged, not its default, with a store near by or far away."""
     policy = Policy.of(
         limits=[{"name": "api", "limit": "fixed window 9/min", "cost": {"call": lambda context: int(user_of(context.raw))}}]
     )
-    gate = Gate(policy, store=store)
+    gate = Gate(policy, store=WrappedStore(store, local))
     with override_settings(LIMITKEEPER={"POLICY": gate}):
         assert ask(RateLimitMiddleware(view), "5", "4", "1") == ["*", "*", 429]
+
+
+def test_a_client_that_disconnects_while_a_user_is_loaded_holds_no_place(store: MemoryStore, eventually) -> None:
+    """Django cancels the task, and the thread goes on: it evaluates a request that has no handler."""
+    loading, loaded = threading.Event(), threading.Event()
+
+    def loads(context):
+        user = user_of(context.raw)
+        loading.set()
+        loaded.wait(60)
+        return user
+
+    policy = Policy.of(identify={"user": {"call": loads}}, limits=[{"name": "running", "key": "user", "concurrent": 1}])
+
+    async def disconnects():
+        task = asyncio.ensure_future(RateLimitMiddleware(view)(RequestFactory().get("/", headers={"X-User": "ann"})))
+        await asyncio.to_thread(loading.wait, 60)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        loaded.set()
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+
+    with override_settings(LIMITKEEPER={"POLICY": Gate(policy, store=store)}):
+        asyncio.run(disconnects())
+        assert ask(RateLimitMiddleware(view), "ann") == ["ann"]
 
 
 def test_views_are_limited_by_what_is_loaded(store: MemoryStore) -> None:

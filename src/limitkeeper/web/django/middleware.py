@@ -7,12 +7,13 @@ decisions of remote stores are awaited. `respond` and `arespond` serve the decor
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
 from io import SEEK_END
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
@@ -43,6 +44,7 @@ from ..response_settlement import (
     NOT_SENT,
     UNKNOWN,
     AsyncSettlingBody,
+    ClosingBody,
     Settlement,
     SettlingBody,
     detach_request,
@@ -163,10 +165,11 @@ class DjangoRequestContext(WsgiRequestContext):
         """HTTP/2 need not announce a body. Under ASGI Django has read it into a file before."""
         if "wsgi.input" in self.environ or self.environ.get("CONTENT_LENGTH"):
             return super().may_have_body()
+        stream = getattr(self.raw, "_request", self.raw)._stream  # of Django's request, where a framework has wrapped it
         try:
-            position = self.raw._stream.tell()
-            end: int = self.raw._stream.seek(0, SEEK_END)
-            self.raw._stream.seek(position)
+            position = stream.tell()
+            end: int = stream.seek(0, SEEK_END)
+            stream.seek(position)
         except ValueError:  # it was read, and closed
             return True
         return end > 0
@@ -187,11 +190,18 @@ class AsyncRequestContext(DjangoRequestContext):
     """The context of a request in an event loop, where Django lets no function of the application load `request.user` from the
     database: it raises SynchronousOnlyOperation."""
 
-    __slots__ = ("in_loop",)
+    __slots__ = ("in_loop", "results")
 
     def __init__(self, request: HttpRequest) -> None:
         super().__init__(request)
         self.in_loop = True
+        self.results: dict[int, Any] = {}
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        """Keeps what was loaded in a thread for the evaluation in the event loop that may follow."""
+        if id(function) not in self.results:
+            self.results[id(function)] = function(self)
+        return self.results[id(function)]
 
     def passes_on(self, error: Exception) -> bool:
         return self.in_loop and isinstance(error, SynchronousOnlyOperation)
@@ -202,7 +212,18 @@ async def in_loop_or_thread(function: Callable[P, T], *args: P.args, **named: P.
     try:
         return function(*args, **named)
     except SynchronousOnlyOperation:
-        return await sync_to_async(function)(*args, **named)
+        calling = asyncio.ensure_future(sync_to_async(function)(*args, **named))
+    try:
+        return await asyncio.shield(calling)
+    except asyncio.CancelledError:  # the thread goes on, and may still charge the request
+        calling.add_done_callback(settle_cancelled)
+        raise
+
+
+def settle_cancelled(calling: asyncio.Future[Any]) -> None:
+    """Settles the evaluation of a request that was cancelled meanwhile: no view is called for it."""
+    if not calling.cancelled() and calling.exception() is None and isinstance(calling.result(), Evaluation):
+        calling.result().settle(UNKNOWN)
 
 
 def ask_nowait(gate: Gate, context: DjangoRequestContext) -> Evaluation | None:
@@ -328,7 +349,9 @@ def settlement_of(evaluation: Evaluation, response: HttpResponseBase, request: H
         return Settlement(())
     if not response.streaming:
         if not getattr(response, "is_rendered", True):
-            response.render = partial(render_and_settle, settlement, response, request, response.render)
+            settlement.status = UNKNOWN
+            dropped = ClosingBody((), settlement)
+            response.render = partial(render_and_settle, settlement, response, request, response.render, dropped)
             return Settlement(())
         settlement.size = len(response.content)
     elif response.headers.get("Content-Length", "").isdecimal():
@@ -349,15 +372,14 @@ def settle_streamed(settlement: Settlement, response: HttpResponseBase) -> Settl
 
 
 def render_and_settle(
-    settlement: Settlement, response: HttpResponse, request: HttpRequest, render: Callable[[], HttpResponse]
+    settlement: Settlement, response: HttpResponse, request: HttpRequest, render: Callable[[], HttpResponse], _: ClosingBody
 ) -> HttpResponseBase:
     """Renders a TemplateResponse, and settles with its size, or returns the refusal of it. Where its template fails, the outcome
-    is that of a view's error."""
+    is that of a view's error; a ClosingBody settles a response that is dropped before."""
     vars(response).pop("render", None)  # a cache pickles the response afterwards
     try:
         rendered = render()
     except BaseException:
-        settlement.status = UNKNOWN
         settlement.settle()
         raise
     settlement.status, settlement.size = rendered.status_code, len(rendered.content)
