@@ -137,12 +137,15 @@ class RateLimitMiddleware:
         await self.app(scope, receive, closing_send)
 
 
-async def ask_connected(gate: Gate, context: AsgiRequestContext, receive: Receive) -> tuple[Evaluation | None, Receive]:
+async def ask_connected(
+    gate: Gate, context: AsgiRequestContext, receive: Receive, is_read: bool = False
+) -> tuple[Evaluation | None, Receive]:
     """Evaluates a request, and stops when its client disconnects while it waits: the evaluation is then None, and its place in
-    the queue is given back. Returns with it the `receive` of the application, which first has what was read meanwhile."""
+    the queue is given back. Returns with it the `receive` of the application, which first has what was read meanwhile.
+    `is_read`: the body was read before."""
     if not gate.compiled.waits:
         return await gate.aask(context), receive
-    ahead = ReadAhead(receive)
+    ahead = ReadAhead(receive, is_read)
     asking = asyncio.ensure_future(gate.aask(context))
     # A remote store has answered after the budget: what takes longer waits.
     delay = 0.0 if gate.store.local else gate.policy.budget_us / 1e6
@@ -207,10 +210,12 @@ class ReadAhead:
     """The messages of a client that are read while its request waits; `receive` is that of the application, which has them first.
 
     A `receive` that is under way when the wait ends is not cancelled, but left to the application: that of another middleware
-    (Starlette's BaseHTTPMiddleware) would lose its message, a part of the body."""
+    (Starlette's BaseHTTPMiddleware) would lose its message, a part of the body. After the whole body (`is_read`) it is cancelled:
+    what follows is the disconnection, which a response awaits with the server's own `receive`, and hypercorn reports once."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, is_read: bool) -> None:
         self._receive = receive
+        self._is_read = is_read
         self._read: deque[Message] = deque()
         self._under_way: asyncio.Future[Message] | None = None
 
@@ -226,12 +231,15 @@ class ReadAhead:
                 self._read.append(message)
                 if message["type"].endswith(".disconnect"):
                     return
+                self._is_read = message["type"] == "http.request" and not message.get("more_body", False)
                 size += len(message.get("body", b"")) + MESSAGE_SIZE
                 read_bytes += max(0, size - MIN_READ_AHEAD) - beyond
                 beyond = max(0, size - MIN_READ_AHEAD)
             await asyncio.Event().wait()
         finally:
             read_bytes -= beyond
+            if self._is_read and self._under_way is not None and self._under_way.cancel():
+                self._under_way = None
 
     async def _next(self, under_way: asyncio.Future[Message]) -> Message:
         """The message of a `receive` that is under way; it stays so where this one is cancelled. At once where it is there:

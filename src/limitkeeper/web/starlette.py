@@ -238,7 +238,8 @@ class RouteLimit:
             await read_request_body(connection)
             evaluation = gate.ask_nowait(context)
         if evaluation is None and isinstance(connection, (Request, WebSocket)):
-            evaluation, connection._receive = await ask_connected(gate, context, connection._receive)
+            is_read = getattr(connection, "_stream_consumed", False)
+            evaluation, connection._receive = await ask_connected(gate, context, connection._receive, is_read)
             if evaluation is None:
                 raise client_gone(connection)
         elif evaluation is None:
