@@ -55,7 +55,7 @@ from .found_route import found_route
 from .handler_limit import DEPTH, PARENTHESES, Handler, check_order, combined_fields, count_limit, located_name, rule_name
 from .headers import fields, merge
 from .refusal_body import body
-from .starlette import EVALUATIONS, RequestEvaluations, RouteLimit, evaluations_of, route_location
+from .starlette import EVALUATIONS, RequestEvaluations, RouteLimit, degraded, evaluations_of, route_location
 
 E = TypeVar("E", bound=Handler)
 
@@ -100,9 +100,9 @@ class TooManyRequests(HTTPException):
 async def refusal_response(request: Request, refused: Exception) -> Response:
     """The response of a refusal: its rule's degrade handler, or our body."""
     assert isinstance(refused, TooManyRequests)
-    degrade: Response | None = refused.evaluation.degrade  # type: ignore[assignment]  # any ASGI app will do
+    degrade = refused.evaluation.degrade
     if degrade is not None:
-        return degrade
+        return cast(Response, degraded(degrade, request))  # any ASGI app will do
     return Response(refused.content, refused.status_code, dict(refused.headers or {}), refused.media_type)
 
 
@@ -133,7 +133,7 @@ class DependencyMiddleware:
             if not evaluations.all or refused is not None:
                 return message
             added = evaluations.encoded_fields(scope)
-            first: Evaluation | None = scope.get("limitkeeper")
+            first = evaluations.by_policy(scope)
             inner = {*added, *(fields(first) if first is not None else ())}
             own = [(name, value) for name, value in message.get("headers") or () if (name.lower(), value) not in inner]
             return {**message, "headers": merge(own, added)}
@@ -192,8 +192,9 @@ class RateLimit(RouteLimit):
         """Evaluates the limit within another dependency or a handler; `key` replaces its key: `check(request, key=user.id)`."""
         scope = connection.scope
         check_routes(scope.get("app"))
-        if key is None and self.was_evaluated(scope):
-            return cast(Evaluation, evaluations_of(scope).by_policy(scope))
+        if self.was_evaluated(scope, key is not None):
+            by_policy = evaluations_of(scope).by_policy(scope)
+            return cast(Evaluation, current(connection) if by_policy is None else by_policy)
         if self.default and self._is_replaced(found_route(scope)):
             return unlimited_gate().ask(AsgiRequestContext(scope))
         evaluations = evaluations_of(scope)

@@ -66,7 +66,7 @@ from .handler_limit import (
     shares_name,
 )
 from .headers import body, merge
-from .response_settlement import GONE, UNKNOWN, Settlement, SettlingBody, WatchedInput, detach_request
+from .response_settlement import GONE, NOT_SENT, UNKNOWN, Settlement, SettlingBody, WatchedInput, detach_request
 from .wsgi import (
     EVALUATION,
     Application,
@@ -84,6 +84,8 @@ PolicySource = Policy | Gate | str | Path
 
 #: The environ keys of the evaluations within a request, and of the settlement of those that need one.
 EVALUATIONS, SETTLEMENT = "limitkeeper.evaluations", "limitkeeper.settlement"
+#: The environ key of the gates that were asked before a degrade handler, which may run the application again.
+EVALUATED = "limitkeeper.evaluated"
 #: The environ key of the evaluation by the middleware around the application.
 POLICY_EVALUATION = "limitkeeper.policy_evaluation"
 
@@ -246,6 +248,9 @@ def evaluate_default(gates: HandlerGates, limit: HandlerLimit) -> ResponseReturn
 def evaluate(gate: Gate) -> ResponseReturnValue | None:
     """Evaluates the current request. None: allowed. Returns the response of a degrade handler, or raises the refusal."""
     environ = request.environ
+    if gate in environ.get(EVALUATED, ()):
+        g.limitkeeper = environ[EVALUATION]
+        return None
     context = FlaskRequestContext(environ)
     context.raw = request._get_current_object()  # type: ignore[attr-defined]
     context.captured = {name: str(value) for name, value in (request.view_args or {}).items()}
@@ -263,6 +268,7 @@ def evaluate(gate: Gate) -> ResponseReturnValue | None:
             settle_later(evaluation, environ)
         return None
     if evaluation.degrade is not None:
+        environ[EVALUATED] = {*environ.get(EVALUATED, ()), *(one.gate for one in environ[EVALUATIONS])}
         response: ResponseReturnValue = current_app.ensure_sync(evaluation.degrade)()
         return response
     raise refusal_exception(evaluation)
@@ -319,6 +325,7 @@ def settle_failed(error: BaseException | None) -> None:
     """At teardown: settles what has no response, since the view raised, or an after_request function, which drops the body."""
     settlement: Settlement | None = request.environ.pop(SETTLEMENT, None)
     if settlement is not None and (error is not None or not settlement.counted):
+        settlement.size = NOT_SENT  # of another response
         settlement.settle(failed=isinstance(error, Exception))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from _thread import start_new_thread
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import wraps
@@ -42,7 +43,18 @@ from ..policy.identity.body import BODY, BodyNeeded, check_size
 from ..policy.identity.identify import Called, trimmed
 from ..policy.model import Policy
 from ..stores import Store
-from .asgi import ACCEPTED, CLOSED, TRY_AGAIN_LATER, SettlingSend, SettlingWebSocket, ask_connected, close_reason, read_body
+from .asgi import (
+    ACCEPTED,
+    CLOSED,
+    TRY_AGAIN_LATER,
+    SettlingSend,
+    SettlingWebSocket,
+    ask_connected,
+    close_reason,
+    disconnected,
+    read_body,
+    receive_after,
+)
 from .found_route import found_route
 from .handler_limit import (
     CALLER,
@@ -72,17 +84,19 @@ from .response_settlement import GONE, NOT_SENT, UNKNOWN, detach_request, is_can
 E = TypeVar("E", bound=Handler)
 
 log = logging.getLogger("limitkeeper")
-#: The scope key of a request's RequestEvaluations.
-EVALUATIONS = "limitkeeper.evaluations"
+#: The scope keys of a request's RequestEvaluations, and of the limits that were evaluated before a degrade handler, which may run
+#: the application again.
+EVALUATIONS, EVALUATED = "limitkeeper.evaluations", "limitkeeper.evaluated"
 
 
 class RequestEvaluations:
     """The evaluations of one request by its route's limits. `settles`: a middleware settles them with the response."""
 
-    __slots__ = ("_by_policy", "all", "settles")
+    __slots__ = ("_by_policy", "all", "limits", "settles")
 
     def __init__(self, settles: bool = False) -> None:
         self.all: list[Evaluation] = []
+        self.limits: list[RouteLimit] = []
         self.settles = settles
         self._by_policy: tuple[Evaluation | None, ...] = ()
 
@@ -93,9 +107,8 @@ class RequestEvaluations:
 
     def fields(self, scope: Scope) -> list[tuple[str, str]]:
         """The fields of all these limits, and of the policy's middleware."""
-        first: Evaluation | None = scope.get("limitkeeper")
-        others = [evaluation for evaluation in self.all if evaluation is not first]
-        return combined_fields([first, *others] if first is not None else others)
+        first = self.by_policy(scope)
+        return combined_fields([first, *self.all] if first is not None else self.all)
 
     def encoded_fields(self, scope: Scope) -> Fields:
         return [(name.lower().encode(), value.encode()) for name, value in self.fields(scope)]
@@ -206,9 +219,12 @@ class RouteLimit:
         self._limit.policy(self._limit.name)  # errors of the key are raised here
         self._gates = HandlerGates(None, opened, client_ip=client_ip, enabled=enabled)
 
-    def was_evaluated(self, scope: Scope) -> bool:
-        """Whether the policy's middleware has evaluated this rule for this request, by the rule's own key."""
-        own_key = self._rule is not None and self._rule_key is None and self._async_key is None
+    def was_evaluated(self, scope: Scope, keyed: bool = False) -> bool:
+        """Whether this limit was evaluated before its degrade handler ran the application, or its rule by the middleware of the
+        policy, by the rule's own key (not `keyed`)."""
+        if self in scope.get(EVALUATED, ()):
+            return True
+        own_key = not keyed and self._rule is not None and self._rule_key is None and self._async_key is None
         return own_key and self._rule.was_evaluated(scope)  # type: ignore[union-attr]
 
     async def evaluate(
@@ -248,7 +264,8 @@ class RouteLimit:
         accepted = isinstance(connection, WebSocket) and connection.application_state is WebSocketState.CONNECTED
         if not accepted or evaluation.needs_settlement:  # a connection may have any number of messages
             evaluations_of(scope).all.append(evaluation)
-        if getattr(scope.get("limitkeeper"), "decision", None) is None:
+            evaluations_of(scope).limits.append(self)
+        if not evaluation.allowed or getattr(scope.get("limitkeeper"), "decision", None) is None:
             scope["limitkeeper"] = evaluation
         return evaluation
 
@@ -339,7 +356,7 @@ class Limit(RouteLimit):
             await run_websocket(evaluation, connection, call)
             return None
         if not evaluation.allowed:
-            return refusal_response(evaluation, context, scope)
+            return refusal_response(evaluation, context, connection)
         depth = len(evaluations_of(scope).all)
         try:
             response = await call()
@@ -414,13 +431,30 @@ def status_of(error: BaseException) -> int:
     return error.status_code if isinstance(error, HTTPException) else outcome_of(error)
 
 
-def refusal_response(evaluation: Evaluation, context: AsgiRequestContext, scope: Scope) -> ASGIApp:
+def refusal_response(evaluation: Evaluation, context: AsgiRequestContext, connection: HTTPConnection) -> ASGIApp:
     """The rule's degrade handler, or the refusal with the fields of every limit of the request."""
     if evaluation.degrade is not None:
-        return SettlingResponse(evaluation.degrade, evaluation)
+        return SettlingResponse(degraded(evaluation.degrade, connection), evaluation)
     assert evaluation.refusal is not None
     kind, content = body(evaluation, context.header("accept"))
-    return Response(content, evaluation.refusal.status, dict(evaluations_of(scope).fields(scope)), kind.decode())
+    fields = evaluations_of(connection.scope).fields(connection.scope)
+    return Response(content, evaluation.refusal.status, dict(fields), kind.decode())
+
+
+def degraded(degrade: ASGIApp, connection: HTTPConnection) -> ASGIApp:
+    """A degrade handler, which gets the body again that was read before. One that was read and not kept can't be had: then its
+    client counts as disconnected."""
+
+    async def handler(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[EVALUATED] = (*scope.get(EVALUATED, ()), *evaluations_of(scope).limits)
+        again: Receive = connection._receive  # type: ignore[attr-defined]
+        if getattr(connection, "_stream_consumed", False):
+            content = getattr(connection, "_body", None)
+            read = {"type": "http.request", "body": content, "more_body": False}
+            again = disconnected if content is None else receive_after(deque([read]), again)
+        await degrade(scope, again, send)
+
+    return handler
 
 
 def finish_response(evaluation: Evaluation, response: object, scope: Scope, innermost: bool) -> ASGIApp:

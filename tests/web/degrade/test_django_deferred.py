@@ -7,6 +7,7 @@ import threading
 from io import BytesIO
 from typing import Any
 
+import django_asgi
 import django_site
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.core.signals import request_finished
 from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.test import RequestFactory
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
@@ -22,6 +24,7 @@ from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.web.degrade import DeferredRequests
 from limitkeeper.web.degrade.django_handlers import deferred_status, django_deferred
+from limitkeeper.web.django.middleware import respond
 
 POLICY = Policy.of(limits=[{"name": "all", "match": "POST /**", "limit": "blocked", "on_refusal": "degrade later"}])
 FILES: list[BytesIO] = []
@@ -123,3 +126,14 @@ def test_a_response_is_closed_in_its_thread(post):
         request_finished.disconnect(finished)
     assert any(name.startswith("limitkeeper shaper") for name in threads)
     assert FILES[-1].closed
+
+
+def test_a_form_that_was_read_is_refused():
+    """The body of a form with files, which CsrfViewMiddleware reads for the token, can't be had again: it is not deferred."""
+    django_asgi.configure()
+    deferred = DeferredRequests(Shaper("1000/s", capacity=9))
+    gate = Gate(POLICY, handlers={"later": django_deferred(deferred)})
+    request = RequestFactory().post("/", {"name": BytesIO(b"rows")})
+    assert request.POST is not None
+    assert respond(gate, file, request).status_code == 429
+    deferred.shaper.shutdown()

@@ -596,3 +596,18 @@ def test_long_names_fit(app, limits):
     )
     assert statuses(app, "/long", 2) == [200, 429]
     assert max(len(name) for _, name in app.extensions["limitkeeper"]._gates) <= 64
+
+
+def test_an_error_costs_its_estimate(store):
+    """Flask makes the response to an exception of a view, whose size is not known when its request ends."""
+    app = Flask("shop")
+    limits = RateLimit(app, store=store)
+
+    @app.get("/<kind>")
+    @limits.limit("fixed window 1000/h", name="bytes", cost={"response": "1B", "estimate": 7})
+    def view(kind):
+        return {"fine": ""}[kind]
+
+    client = app.test_client()
+    assert client.get("/fails").status_code == 500
+    assert client.get("/fine").headers["X-RateLimit-Remaining"] == str(1000 - 7 - 7)

@@ -15,7 +15,8 @@ from inspect import isawaitable
 from typing import Any, cast
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
-from django.http import HttpRequest, HttpResponse
+from django.core.exceptions import RequestDataTooBig
+from django.http import HttpRequest, HttpResponse, RawPostDataException, UnreadablePostError
 from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
 
@@ -54,8 +55,8 @@ def django_deferred(deferred: DeferredRequests) -> Callable[..., HttpResponse]:
         accepted = None
         short = length.isdecimal() and len(length) < 12 and int(length) <= deferred.max_body
         if short and not deferred.has_status(request.path_info):
-            content = request.body  # read now: the connection is not there later
-            if int(length) <= len(content) <= deferred.max_body:
+            content = body_of(request)  # read now: the connection is not there later
+            if content is not None and int(length) <= len(content) <= deferred.max_body:
                 run = lambda: call_view(request, view, deferred.max_body)  # noqa: E731
                 size = environ_size(request.META) + len(content)
                 entry = deferred.reserve(size, client_of(request.limitkeeper, DjangoRequestContext(request)))
@@ -67,6 +68,15 @@ def django_deferred(deferred: DeferredRequests) -> Callable[..., HttpResponse]:
         return as_django(accepted, request)
 
     return later
+
+
+def body_of(request: HttpRequest) -> bytes | None:
+    """The body of a request; None: Django will not read it, or other code has read it (a form with files, for its CSRF token)."""
+    try:
+        found: bytes = request.body
+    except (RawPostDataException, RequestDataTooBig, UnreadablePostError):
+        return None
+    return found
 
 
 def call_view(request: HttpRequest, view: Callable[[], Any], most: int) -> Response:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 
 from ...errors import ConfigurationError
 
@@ -17,8 +18,8 @@ except ModuleNotFoundError as error:
         f"limitkeeper.web.degrade.flask_handlers needs {error.name}, which is not installed: pip install flask"
     ) from error
 
-from ..flask import refusal_exception
-from ..wsgi import WsgiRequestContext
+from ..flask import EVALUATIONS, SETTLEMENT, refusal_exception
+from ..wsgi import HAS_RUN, Environ, WsgiRequestContext
 from .deferred_requests import DeferredRequests
 from .stale_cache import StaleCache
 
@@ -42,7 +43,8 @@ def flask_deferred(deferred: DeferredRequests, app: Flask) -> Callable[[], Respo
     app.wsgi_app = deferred.wsgi(app.wsgi_app)  # type: ignore[assignment,method-assign]
 
     def later() -> Response:
-        response = Response.from_app(handler, request.environ, buffered=True)
+        environ = environ_again(deferred.max_body)
+        response = Response.from_app(handler, environ, buffered=True)
         if g.limitkeeper.declined:
             raise refusal_exception(g.limitkeeper)
         return response
@@ -55,6 +57,19 @@ def flask_reduced(app: Flask) -> Callable[[], Response]:
     inner = app.wsgi_app
 
     def reduced() -> Response:
-        return Response.from_app(inner, request.environ, buffered=True)
+        return Response.from_app(inner, environ_again(), buffered=True)
 
     return reduced
+
+
+def environ_again(most: int | None = None) -> Environ:
+    """The environ of the request for the application, which runs again: its limits and its settlement are that run's own. It has
+    the body that other code has read, of at most so many bytes; a chunked one, which may not be the whole, is not deferred."""
+    environ = {name: value for name, value in request.environ.items() if name not in (EVALUATIONS, SETTLEMENT)}
+    if "stream" in vars(request):
+        length = request.content_length
+        if most is None or (length is not None and length <= most):
+            environ["wsgi.input"] = BytesIO(request.get_data())
+        elif length is None and "HTTP_TRANSFER_ENCODING" in environ:
+            environ[HAS_RUN] = True
+    return environ

@@ -1,0 +1,196 @@
+"""Degrade handlers of limits within an application: of views, of routes, and of a policy that Flask evaluates late."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Annotated, Any
+
+import httpx
+import pytest
+from fastapi import Body, Depends, FastAPI
+from fastapi import Request as FastApiRequest
+from flask import Flask
+from flask import request as flask_request
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette_client import TestClient
+
+from limitkeeper import MemoryStore
+from limitkeeper.concurrency import Shaper
+from limitkeeper.policy import Policy
+from limitkeeper.policy.gate import Gate
+from limitkeeper.web import flask, starlette
+from limitkeeper.web.asgi import RateLimitMiddleware
+from limitkeeper.web.degrade import DeferredRequests, StaleCache, is_reduced
+from limitkeeper.web.degrade.flask_handlers import flask_deferred, flask_reduced
+from limitkeeper.web.fastapi import RateLimit, install
+
+ONE = "fixed window 1/h align first"
+POLICY = Policy.of(limits=[{"name": "orders", "match": "POST /", "limit": ONE, "on_refusal": "degrade later"}])
+
+
+def made(request: Any, body: str) -> str:
+    return f"{'less' if is_reduced(request) else 'all'} of {body}"
+
+
+def flask_app(deferred: DeferredRequests | None, *, of_view: bool, reads: bool = True) -> Any:
+    app = Flask("orders")
+    handlers = {"later": flask_reduced(app) if deferred is None else flask_deferred(deferred, app)}
+    limits = flask.RateLimit(app, None if of_view else POLICY, store=MemoryStore(), handlers=handlers, early=False)
+
+    def view() -> str:
+        return made(flask_request, flask_request.get_data(as_text=True))
+
+    def read() -> None:
+        if reads:
+            flask_request.get_data()
+
+    app.before_request(read)
+    app.add_url_rule("/", view_func=limits.limit(ONE, on_refusal="degrade later")(view) if of_view else view, methods=["POST"])
+    return app
+
+
+def itself(deferred: DeferredRequests | None, apps: list[Any]) -> Gate:
+    """The gate of a policy whose rule degrades to the application that has the limit."""
+
+    async def again(scope: Any, receive: Any, send: Any) -> None:
+        await apps[0](scope, receive, send)
+
+    return Gate(POLICY, store=MemoryStore(), handlers={"later": again if deferred is None else deferred.asgi_handler(again)})
+
+
+def starlette_app(deferred: DeferredRequests | None) -> Any:
+    apps: list[Any] = []
+
+    @starlette.limit(policy=itself(deferred, apps), rule="orders")
+    async def view(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(made(request, (await request.body()).decode()))
+
+    apps.append(Starlette(routes=[Route("/", view, methods=["POST"])]))
+    return apps[0] if deferred is None else deferred.asgi(apps[0])
+
+
+def fastapi_app(deferred: DeferredRequests | None, keyed: bool = False) -> Any:
+    apps: list[Any] = []
+    orders = RateLimit(policy=itself(deferred, apps), rule="orders")
+    app = FastAPI()
+    install(app)
+
+    async def checked(request: FastApiRequest) -> None:
+        await orders.check(request, key="ann")
+
+    @app.post("/", dependencies=[Depends(checked if keyed else orders)], response_class=PlainTextResponse)
+    async def view(request: FastApiRequest, item: Annotated[str, Body(media_type="text/plain")]) -> str:
+        return made(request, item)
+
+    apps.append(app)
+    return app if deferred is None else deferred.asgi(app)
+
+
+APPS: dict[str, Any] = {
+    "flask view": functools.partial(flask_app, of_view=True),
+    "flask policy": functools.partial(flask_app, of_view=False),
+    "starlette": starlette_app,
+    "fastapi": fastapi_app,
+    "fastapi, keyed": functools.partial(fastapi_app, keyed=True),
+}
+
+
+@pytest.fixture
+def deferred() -> Iterator[DeferredRequests]:
+    found = DeferredRequests(Shaper("1000/s", capacity=9))
+    yield found
+    found.shaper.shutdown()
+
+
+class ThreadedFlask(httpx.AsyncBaseTransport):
+    """A Flask application for an async client."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        content = await request.aread()
+        client = self.app.test_client()
+        answer = await asyncio.to_thread(client.open, request.url.raw_path.decode(), method=request.method, data=content)
+        return httpx.Response(answer.status_code, headers=list(answer.headers), content=answer.data)
+
+
+def exchange(app: Any, *bodies: str) -> list[tuple[int, str]]:
+    """The responses to these requests, those of tickets when they are ready."""
+    transport = ThreadedFlask(app) if isinstance(app, Flask) else httpx.ASGITransport(app)
+
+    async def ask(client: httpx.AsyncClient, body: str) -> tuple[int, str]:
+        answer = await client.post("/", content=body, headers={"Content-Type": "text/plain"})
+        target = answer.headers.get("Location", "")
+        while answer.status_code == 202:
+            await asyncio.sleep(0.001)
+            answer = await client.get(target)
+        return answer.status_code, answer.text
+
+    async def main() -> list[tuple[int, str]]:
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            return [await asyncio.wait_for(ask(client, body), 10) for body in bodies]
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_the_application_answers_with_less(name):
+    """A handler that runs the application again passes the limit that has refused the request, and has the body."""
+    assert exchange(APPS[name](None), "a", "b", "c") == [(200, "all of a"), (200, "less of b"), (200, "less of c")]
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_a_deferred_request_runs_once(name, deferred):
+    """It passes the limit that has deferred it, and has its body, which other code has read before."""
+    assert exchange(APPS[name](deferred), "a", "b") == [(200, "all of a"), (200, "all of b")]
+
+
+def test_other_limits_hold_for_a_reduced_response():
+    """The limits that were not asked before the handler are asked when it runs the application."""
+    app = Flask("orders")
+    limits = flask.RateLimit(app, store=MemoryStore(), handlers={"later": flask_reduced(app)})
+
+    @app.post("/")
+    @limits.limit(ONE, on_refusal="degrade later")
+    @limits.limit("fixed window 3/h align first")
+    def view() -> str:
+        return made(flask_request, "a")
+
+    assert [status for status, _ in exchange(app, *"abcd")] == [200, 200, 200, 429]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_chunked_body_that_was_read_is_not_deferred(reads, deferred):
+    """In Flask its length is not known afterwards: its request is refused, and deferred where nothing has read it."""
+    app = flask_app(deferred, of_view=True, reads=reads)
+    chunked = {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}
+
+    def post() -> int:
+        return app.test_client().post("/", input_stream=BytesIO(b"one"), environ_overrides=chunked).status_code  # type: ignore[no-any-return]
+
+    assert [post(), post()] == [200, 429 if reads else 202]
+
+
+@pytest.mark.parametrize("framework", ["starlette", "fastapi"])
+def test_a_handler_of_a_route_gets_the_refusal_of_its_limit(framework):
+    """Not the evaluation of the policy's middleware, which has admitted the request."""
+    rule = {"name": "export", "match": "GET /none", "limit": ONE, "on_refusal": "degrade cached"}
+    policy = Policy.of(limits=[{"name": "api", "limit": "fixed window 9/h"}, rule])
+    gate = Gate(policy, store=MemoryStore(), handlers={"cached": StaleCache().asgi_handler})
+    app: Any
+    if framework == "starlette":
+        limited = starlette.limit(policy=gate, rule="export")(lambda request: PlainTextResponse("rows"))
+        app = Starlette(routes=[Route("/", limited)])
+    else:
+        app = FastAPI()
+        install(app)
+        app.get("/", dependencies=[Depends(RateLimit(policy=gate, rule="export"))])(lambda: "rows")
+    http = TestClient(RateLimitMiddleware(app, gate))
+    assert [http.get("/").status_code for _ in range(2)] == [200, 429]
