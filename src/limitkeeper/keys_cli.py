@@ -23,6 +23,14 @@ from .service.audit_log import AuditLog
 from .stores import store_from_url
 
 
+def operator_name() -> str:
+    """Who runs the command, for the audit log; the user of a container may have no name."""
+    try:
+        return getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
 def run_keys(args: argparse.Namespace) -> int:
     policy = load_policy_with_rule(args.policy, args.limit)
     with open_shared_store(args.store or policy.store) as store, open_gate(policy, store) as gate:
@@ -31,7 +39,7 @@ def run_keys(args: argparse.Namespace) -> int:
             keys.reset(args.key)
             log = store.open_hash(f"audit:{policy.name}")
             if log is not None:
-                AuditLog(log, SYSTEM.now_us).record(getuser(), "reset", limit=args.limit, key=args.key)
+                AuditLog(log, SYSTEM.now_us).record(operator_name(), "reset", limit=args.limit, key=args.key)
             print(f"{args.limit}: {args.key} starts as new")
             return OK
         found = keys.show(args.key) if args.action == "show" else keys.list(args.match)
@@ -62,10 +70,14 @@ def ask_service(
     url, token = (admin or "http://127.0.0.1:7073").rstrip("/") + path, os.environ.get("LIMITKEEPER_TOKEN")
     try:
         request = Request(url, data, {"Authorization": f"Bearer {token}"} if token else {}, method=method)
-        with urlopen(request, timeout=10) as response:
-            return dict(json.load(response))
-    except HTTPError as error:
-        return dict(json.load(error))
+        try:
+            with urlopen(request, timeout=10) as response:
+                answer = json.load(response)
+        except HTTPError as error:
+            answer = json.load(error)
+        if not isinstance(answer, dict) or not isinstance(answer.get("error", {}), dict):
+            raise ValueError("this is not the answer of a service")
+        return answer
     except (OSError, ValueError, HTTPException) as error:
         raise LimitkeeperError(f"{url}: the service does not answer ({error}); {remedy}") from None
 
@@ -81,11 +93,11 @@ def override_in_store(args: argparse.Namespace) -> dict[str, Any]:
             return found.to_dict() if found else {"error": {"code": "not_found", "message": "there is no such override"}}
         log = AuditLog(shared, SYSTEM.now_us)
         if args.remove:
-            log.record(getuser(), "remove override", limit=args.limit, key=args.key)
+            log.record(operator_name(), "remove override", limit=args.limit, key=args.key)
             return {"removed": overrides.remove(args.limit, args.key)}
         for_us = duration_us(args.duration) if args.duration else None
-        made = overrides.put(args.limit, args.key, args.to, for_us=for_us, reason=args.reason, by=getuser())
-        log.record(getuser(), "override", limit=args.limit, key=args.key, to=args.to, reason=args.reason)
+        made = overrides.put(args.limit, args.key, args.to, for_us=for_us, reason=args.reason, by=operator_name())
+        log.record(operator_name(), "override", limit=args.limit, key=args.key, to=args.to, reason=args.reason)
         return made.to_dict()
 
 

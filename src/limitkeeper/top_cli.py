@@ -39,8 +39,9 @@ def run_top(args: argparse.Namespace) -> int:
 
 def read_status(admin: str | None, path: str) -> dict[str, Any]:
     found = ask_service(admin, path)
-    if "error" in found:
-        raise LimitkeeperError(f"{path}: {found['error']['message']}")
+    if "at" not in found:
+        message = found.get("error", {}).get("message", "this is not the status of a service; name its admin port with --admin")
+        raise LimitkeeperError(f"{path}: {message}")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import closing
 
 import pytest
@@ -101,6 +102,22 @@ def test_an_override_at_run_time_is_shown_and_reset(keys):
     ]
     keys("reset", "api", "user:a")
     ask(a=2)
+
+
+def test_a_user_without_a_name_may_reset_and_override(keys, tmp_path, monkeypatch):
+    """The audit log has the number of a user without a name: containers often run with such users."""
+
+    def unknown(number):
+        raise KeyError(f"uid not found: {number}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert keys("override", "api", "user:a", "blocked", "--policy", "limitkeeper.yaml")[0] == 0
+    assert keys("reset", "api", "user:a") == (0, "api: user:a starts as new\n")
+    with closing(store_from_url(f"shared://{tmp_path}/cells")) as store:
+        entries = AuditLog(store.open_hash("audit:limitkeeper"), lambda: 0).entries()
+    assert {one["by"] for one in entries} == {f"uid {os.getuid()}"}
 
 
 def test_mistakes(keys, capsys):

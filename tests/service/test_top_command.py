@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -56,6 +58,31 @@ def test_a_service_that_does_not_answer(capsys):
     assert main(["top", "--admin", "http://127.0.0.1:1"]) == 2
     assert "does not answer" in (printed := capsys.readouterr().err)
     assert "--admin" in printed
+
+
+@pytest.mark.parametrize("status", [200, 502])
+@pytest.mark.parametrize("body", [b"<html>Bad Gateway</html>", b"[1]", b"5", b"{}", b'{"error": "no"}', b"\xff"])
+def test_another_server_at_the_address_is_an_error(capsys, status, body):
+    """An answer that is not that of a service is an error with the remedy, not a traceback."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert main(["top", "--admin", f"http://127.0.0.1:{server.server_port}", "--interval", "1ms"]) == 2
+        finally:
+            server.shutdown()
+            thread.join()
+    assert "name its admin port with --admin" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("interval", ["soon", "-1s"])

@@ -169,7 +169,7 @@ def run_suggest(args: argparse.Namespace) -> int:
         raise ConfigurationError("the policy in force is never changed by this command; write the proposal to another file")
     given, notes = args.ceiling, list[str]()
     ceiling = None if given is None else float(number_of(given, "ceiling", "write measured RPS, as in 350"))
-    if args.log:
+    if args.log is not None:
         reader = LogReader(args.log)
         found = suggest_from_log(args.policy, collected(reader), ceiling=ceiling, stage=args.stage)
         notes = reader.notes()

@@ -9,7 +9,7 @@ from fractions import Fraction
 from math import floor
 
 from ..errors import ConfigurationError, InvalidLimit
-from ..rate import Duration, exact_us
+from ..rate import MAX_COUNT, Duration, exact_us
 
 Number = int | float | str | Fraction
 
@@ -25,7 +25,7 @@ def seconds_of(value: Duration | Fraction, name: str) -> Fraction:
     return found
 
 
-def number_of(value: Number, name: str, remedy: str, most: Number | None = None) -> Fraction:
+def number_of(value: Number, name: str, remedy: str, most: Number = MAX_COUNT) -> Fraction:
     """A number greater than 0 and at most `most`; ConfigurationError with the remedy otherwise."""
     try:
         found = Fraction(str(value).strip())
@@ -33,7 +33,7 @@ def number_of(value: Number, name: str, remedy: str, most: Number | None = None)
         raise ConfigurationError(f"{name} must be a number, got {value!r}; {remedy}") from None
     if found <= 0:
         raise ConfigurationError(f"{name} must be greater than 0, got {value!r}; {remedy}")
-    if most is not None and found > Fraction(most):
+    if found > Fraction(most):
         raise ConfigurationError(f"{name} must be at most {most}, got {value!r}; {remedy}")
     return found
 
