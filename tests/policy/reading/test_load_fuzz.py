@@ -188,6 +188,17 @@ HOSTILE = {
     "a flood of colons": ": " * 200_000,
     "a flood of question marks": "?\n" * 200_000,
     "a flood of tabs": "a:\n" + "\t" * 450_000,
+    "many capacities": "identify: {a: {header: A}}\nlimits:\n"
+    + "".join(f"- {{name: r{i}, key: a, capacity: 5/s}}\n- {{name: s{i}, key: a, limit: 5/s}}\n" for i in range(2500)),
+    "many matches": "limits:\n"
+    + "".join(
+        f"- {{name: r{i}, key: ip, limit: 5/s burst {i + 1}, match: [{', '.join(f'/m{j}' for j in range(900))}]}}\n"
+        for i in range(30)
+    ),
+    "many exempt matches": "exempt:\n"
+    + "".join(f"- {{path: [{', '.join(f'/m{j}' for j in range(899))}, /e{i}]}}\n" for i in range(30))
+    + "limits:\n"
+    + "".join(f"- {{name: r{i}, key: ip, limit: 5/s, match: [{', '.join(f'/m{j}' for j in range(900))}]}}\n" for i in range(30)),
     "many overrides": "limits: [{name: a, key: ip, limit: 5/s, override: {"
     + ", ".join(f"k{i}: 5/s" for i in range(25_000))
     + "}}]",

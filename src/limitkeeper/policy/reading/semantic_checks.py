@@ -4,7 +4,7 @@ and rules, conditions, tiers and overrides that no request can reach.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import islice
 
@@ -42,8 +42,8 @@ from .import_string import ImportString, callables_of, import_and_check
 from .nodes import Node, SourcePosition, find_position
 from .validators import ParsedFields
 
-#: More pairs of rules and exemptions, or of templates, are not compared.
-MAX_PAIRS = 200_000
+#: More pairs of templates are not compared.
+MAX_PAIRS = 500_000
 #: Sections whose key identifies a client, and what one key for all clients would do.
 SHARED_KEYS = {
     "penalty_box": "one client could put all others into the penalty box",
@@ -59,6 +59,7 @@ class SemanticChecks:
     def __init__(self, assembly: Assembly) -> None:
         self.assembly, self.context, self.identities = assembly, assembly.context, assembly.identities
         self.rules, self.exemptions = assembly.rules, assembly.exemptions
+        self.few_capacities = self.are_few(rule for _, rule in self.rules if rule.capacity is not None)
 
     def run(self) -> None:
         self.check_rule_names()
@@ -243,11 +244,16 @@ class SemanticChecks:
             message = f"{instances} instances with a share of {share} admit {float(share * instances):g} times the limit together"
             self.context.warning(fields.at("on_failure").position, message, f"write local, which is 1/{instances} here")
 
+    def are_few(self, others: Iterable[Rule | Exemption]) -> bool:
+        """Whether these are compared with all rules."""
+        templates, own = (sum(max(1, len(one.match)) for one in some) for some in (others, (rule for _, rule in self.rules)))
+        return templates * own <= MAX_PAIRS
+
     def check_cut_bursts(self) -> None:
         """Notes bursts that no key can use, because a rule for the same requests allows less at once."""
         bursts = [(rule, largest_burst(fields, rule)) for fields, rule in self.rules if rule.on_refusal.action != SHADOW]
         bounded = [(rule, burst) for rule, burst in bursts if burst is not None]
-        if len(bounded) * len(self.rules) > MAX_PAIRS:
+        if not self.are_few(rule for rule, _ in bounded):
             return
         for fields, rule in self.rules:
             others = [(burst, other.name) for other, burst in bounded if other is not rule and cuts(other, rule)]
@@ -364,6 +370,8 @@ class SemanticChecks:
 
     def check_starvation(self, fields: ParsedFields, rule: Rule, capacity: Capacity, rest: Fraction) -> None:
         """Keys whose own limit is above what the guarantees of others leave, and guarantees above the key's own limit."""
+        if not self.few_capacities:
+            return
         names, promised, left = rule.key[0], dict(capacity.guarantees), f"the guarantees of others leave {float(rest):g}/s"
         single = [
             other for _, other in self.rules if len(other.key) == 1 and len(other.key[0]) == 1 and meet_somewhere(rule, other)
@@ -396,7 +404,7 @@ class SemanticChecks:
             for fields, one in self.exemptions
             if one.match and not one.networks and not one.headers and one.when == When()
         ]
-        if len(unconditional) * len(self.rules) > MAX_PAIRS:
+        if not self.are_few(one for _, one in unconditional):
             return
         for fields, rule in self.rules:
             position = next((position for position, one in unconditional if exempts(one, rule)), None)
