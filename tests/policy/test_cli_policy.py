@@ -449,6 +449,30 @@ def test_explain_honours_exemptions_of_the_address_that_is_given(written, capsys
     assert found["identities"]["class"] == ("inside" if allowed else None)
 
 
+@pytest.mark.parametrize(
+    ("address", "key"),
+    [
+        ("2001:db8:1:2:aaaa::1", "2001:db8:1:2::/64"),
+        ("203.0.113.9", "203.0.113.0/24"),
+        ("::ffff:203.0.113.9", "203.0.113.0/24"),
+        ("2001:db8:1:2::/64", "2001:db8:1:2::/64"),
+        ("office", "office"),
+    ],
+)
+def test_explain_counts_a_given_address_as_a_request_from_it(written, capsys, address, key):
+    """The key of `ip=` is that of a request from the address, and networks are compared with the whole address."""
+    file = written("""
+        identify:
+          ip: {client_ip: {ipv4_prefix: 24}}
+          class: {network: {probe: ["2001:db8:1:2:aaaa::1", 203.0.113.9]}}
+        limits: [{name: api, key: ip, limit: 5/s, override: {"2001:db8:1:2::/64": 7/s, 203.0.113.0/24: 7/s}}]
+    """)
+    found = explained(capsys, file, "--request", f"GET / ip={address}")
+    assert found["by_name"]["api"]["key"] == key
+    assert found["by_name"]["api"]["limits"][0]["of"] == (5 if key == "office" else 7)
+    assert found["identities"]["class"] == (None if "/" in address or key == "office" else "probe")
+
+
 def test_of_a_key_file_without_an_end_only_the_beginning_is_read(written, capsys):
     """A policy from elsewhere may name any file; the check ends with an error, and does not use up the memory."""
     os.truncate(written("", "endless"), 1 << 40)

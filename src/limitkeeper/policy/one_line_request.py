@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 
 from ..errors import ConfigurationError
 from .identity.addresses import read_address
+from .identity.client_ip import ClientIp
 from .identity.paths import application_path
 from .model import Policy
 from .reading.diagnostics import did_you_mean
@@ -38,7 +39,12 @@ def parse_request(text: str, policy: Policy) -> WrittenRequest:
     ip = parts["identity"].get("ip", "")
     peer = parts["connection"].get("peer") or (ip if read_address(ip) else "127.0.0.1")
     headers, query, identities = parts["header"], parts["query"], parts["identity"]
-    return WrittenRequest(method, application_path(path), headers=headers, query=query, peer=peer, identities=identities)
+    request = WrittenRequest(method, application_path(path), headers=headers, query=query, peer=peer, identities=identities)
+    for name, value in identities.items():
+        identity, address = policy.identify[name], read_address(value)
+        if isinstance(identity, ClientIp) and address is not None:  # counted by its network, though networks compare all of it
+            request.identities[name] = identity.key_of(address)
+    return request
 
 
 def _add_word(parts: dict[str, dict[str, str]], word: str, policy: Policy) -> None:
