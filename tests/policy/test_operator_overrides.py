@@ -6,6 +6,7 @@ import contextlib
 import re
 import threading
 import time
+from weakref import WeakSet
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from limitkeeper import FixedWindow, LeasedStore, MemoryStore, RedisStore, ShardedStore, SharedStore
 from limitkeeper.errors import ConfigurationError, InvalidLimit, StoreUnavailable
-from limitkeeper.policy import Policy, WrittenRequest
+from limitkeeper.policy import Policy, WrittenRequest, operator_overrides
 from limitkeeper.policy.calls_by_rule_name import hit_rules, peek_rule, reserve_rule
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.operator_overrides import MAX_OVERRIDES, OperatorOverrides, matches
@@ -270,6 +271,26 @@ def test_while_the_store_fails_the_known_ones_stay(caplog):
     assert hits(g, "b", 3) == 2
 
 
+def test_a_store_that_is_opened_while_overrides_are_read_does_not_end_the_reading(monkeypatch):
+    """The thread that reads the overrides of all stores survives another thread that adds a store."""
+    first, second = (OperatorOverrides(MemoryHash(), ManualClock()) for _ in range(2))
+
+    class GrowingSet(WeakSet):
+        def __iter__(self):
+            for one in super().__iter__():
+                self.add(second)
+                yield one
+
+    polled = GrowingSet([first])
+    monkeypatch.setattr(operator_overrides, "_polled", polled)
+    thread = operator_overrides.OverridesThread("test", 1_000_000, start_thread=lambda run, name: threading.Thread(target=run))
+    thread.work(False)
+    for one in (first, second):
+        one._ready.clear()
+    thread.work(True)
+    assert [first.ready(0), second.ready(0)] == [True, True]
+
+
 def test_wrong_ones_are_refused():
     """The error names the right form, and nothing is half written."""
     g = gate()
@@ -288,6 +309,28 @@ def test_wrong_ones_are_refused():
     with pytest.raises(ConfigurationError, match="there are 1000 overrides; remove some"):
         g.operator_overrides.put("api", "one more", "5/s")
     g.operator_overrides.put("api", "7", "5/s")  # a change of an existing one
+
+
+@pytest.mark.parametrize(
+    ("rule", "key", "counted"),
+    [
+        ("all", "2001:db8:1:2::5", "2001:db8:1:2::/64"),
+        ("api", "ip:2001:db8:1:2::5", "ip:2001:db8:1:2::/64"),
+        ("api", "2001:db8:1:2::5", "2001:db8:1:2::/64"),
+        ("all", "::ffff:203.0.113.9", "203.0.113.9"),
+        ("all", "203.0.113.9:4711", "203.0.113.9"),
+    ],
+)
+def test_an_address_that_no_request_is_counted_by_is_refused(rule, key, counted):
+    """An override of a single IPv6 address would never hold; the error names the network, whose override does."""
+    g = gate()
+    with pytest.raises(ConfigurationError, match=re.escape(f"no request has the key {key!r}; write {counted!r}")):
+        g.operator_overrides.put(rule, key, "blocked")
+    assert g.operator_overrides.all() == []
+    g.operator_overrides.put(rule, counted, "blocked")
+    assert not g.ask(WrittenRequest(peer="203.0.113.9" if "." in counted else "2001:db8:1:2::5"))
+    g.operator_overrides.put("api", "user:2001:db8:1:2::5", "blocked")
+    assert not g.ask(WrittenRequest(headers={"X-User": "2001:db8:1:2::5"}, peer="192.0.2.7"))
 
 
 def test_a_rule_with_a_capacity_has_no_overrides():

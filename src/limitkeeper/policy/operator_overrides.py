@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet
 
@@ -25,11 +26,13 @@ from ..periodic_thread import PeriodicThread
 from ..stores.store_hash import MemoryHash, StoreHash
 from .application_overrides import MAX_CACHED, algorithm_of, limits_of
 from .callback_errors import CallbackErrors
+from .identity.addresses import read_address
+from .identity.client_ip import ClientIp
 from .identity.key_and_cache_bounds import MAX_KEY_LENGTH, hash_long, remember
 from .model import Limits
 
 if TYPE_CHECKING:
-    from .compiled_policy import CompiledPolicy
+    from .compiled_policy import CompiledPolicy, CompiledRule
     from .gate import Gate
 
 log = logging.getLogger("limitkeeper")
@@ -91,6 +94,17 @@ def rule_limits(text: str, algorithm: str) -> Limits:
         return limits_of(text, algorithm) or ()
     except InvalidLimit:
         return limits_of(text) or ()
+
+
+def counted_key(rule: CompiledRule, key: str) -> str:
+    """A key of a rule with its address as requests from there are counted: an IPv6 address by its network."""
+    names = rule.key[0] if len(rule.key) == 1 else ()
+    for name in names:
+        identity, text = rule.identities[name], key.removeprefix(f"{name}:") if len(names) > 1 else key
+        address = read_address(text)
+        if isinstance(identity, ClientIp) and address is not None:
+            return key.removesuffix(text) + identity.key_of(address)
+    return key
 
 
 class RuleOverrides:
@@ -155,7 +169,8 @@ class OperatorOverrides:
             self._apply(gate, compiled)
 
     def leave(self, gate: Gate) -> None:
-        self._gates.discard(gate)
+        with self._lock:
+            self._gates.discard(gate)
 
     def ready(self, timeout: float) -> bool:
         """Waits until the overrides have been read once; False after `timeout` seconds."""
@@ -240,6 +255,9 @@ class OperatorOverrides:
             raise ConfigurationError(f"the rule {rule!r} has a capacity, no limits of keys; override the key in another rule")
         if ANY in key and (key.count(ANY) > MAX_STARS or len(key) > MAX_KEY_LENGTH):
             raise ConfigurationError(f"a pattern has at most {MAX_STARS} '*' and {MAX_KEY_LENGTH} characters, got {key[:60]!r}")
+        for counted in [counted_key(one, key) for one in rules]:
+            if counted != key:
+                raise ConfigurationError(f"no request has the key {key!r}; write {counted!r}")
         if for_us is not None and not 0 < for_us <= MAX_DURATION_US:
             remedy = "write a duration such as 1h, or none: until it is removed"
             raise ConfigurationError(f"an override lasts at most 366 days, got {min(for_us, 10**18) / 1e6:g} s; {remedy}")
@@ -275,8 +293,9 @@ class OverridesThread(PeriodicThread):
     """Reads the hashes of all stores of this process."""
 
     def work(self, woken: bool) -> None:
-        for one in list(_polled):
-            one.try_refresh()
+        with suppress(RuntimeError):  # a store was opened meanwhile, which wakes this thread again
+            for one in list(_polled):
+                one.try_refresh()
 
 
 _polled: WeakSet[OperatorOverrides] = WeakSet()
