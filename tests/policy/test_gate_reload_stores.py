@@ -226,6 +226,30 @@ def test_a_request_that_waits_stays_with_its_store(path):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("names", [("a",), ("a", "b")])
+def test_a_request_is_decided_by_the_store_of_its_own_version(names):
+    """A reload that changes the store while a request is evaluated leaves the request to the store of its version."""
+    rules = [{"name": name, "key": "user", "limit": "fixed window 3/day"} for name in names]
+    asked = []
+
+    def user(context):
+        asked.append(context)
+        if len(asked) == 1:
+            gate.reload(Policy.of(identify={"user": {"call": user}}, limits=rules, store="memory://?max_keys=50"))
+        return "42"
+
+    def left() -> list[int]:
+        return [one.decision.remaining for one in gate.explain(request())]
+
+    first = Policy.of(identify={"user": {"call": user}}, limits=rules)
+    with Gate(first) as gate:
+        evaluation = gate.ask(request())
+        assert evaluation.policy is first
+        assert left() == [3] * len(names)
+        gate.reload(first)
+        assert left() == [2] * len(names)
+
+
 def test_a_given_store_gets_the_new_budget():
     """The store stays open, its guard is another one."""
     store = RedisStore("redis://127.0.0.1:1")

@@ -39,7 +39,7 @@ def hit_rules(gate: Evaluator, hits: Sequence[RuleHit]) -> Plan[list[Evaluation]
     decisions: Sequence[Decision | StoreError] = ()
     try:
         if asked:
-            decisions = yield Call(gate.store, "decide_many", ([gate._claims(one) for one in asked], 0))
+            decisions = yield Call(asked[0].compiled.store, "decide_many", ([gate._claims(one) for one in asked], 0))
     except StoreError as error:
         decisions = [error] * len(asked)
     for evaluation, decision in zip(asked, decisions, strict=True):
@@ -66,11 +66,11 @@ def reserve_rule(gate: Evaluator, hit: RuleHit, max_wait_us: int) -> Plan[Evalua
         evaluation.claims = None
         return gate._refuse(evaluation, blocked_decision(evaluation))
     for entry in evaluation.entries:
-        if max_wait_us and not gate.store.can_reserve(entry.named):
+        if max_wait_us and not evaluation.compiled.store.can_reserve(entry.named):
             raise ConfigurationError(f"{entry.label}: {entry.named.limit} can't reserve a later start; leave max_wait out")
     found: Decision | StoreError
     try:
-        found = yield Call(gate.store, "decide", (gate._claims(evaluation), max_wait_us))
+        found = yield Call(evaluation.compiled.store, "decide", (gate._claims(evaluation), max_wait_us))
     except StoreError as error:
         found = error
     if isinstance(found, StoreError) or gate._on_failure.has_failed(found) or not found.allowed:
@@ -88,7 +88,7 @@ def peek_rule(gate: Evaluator, hit: RuleHit) -> Plan[Decision | None]:
     claims = evaluation.shadow[0].claims if evaluation.shadow else gate._claims(evaluation)
     if not claims:
         return None
-    decision: Decision = yield Call(gate.store, "decide", (claims, 0), {"commit": False})
+    decision: Decision = yield Call(evaluation.compiled.store, "decide", (claims, 0), {"commit": False})
     return decision
 
 

@@ -1,6 +1,7 @@
 # C declarations of compiled_policy.py.
 from limitkeeper.algorithms.claim cimport NamedLimit
 from limitkeeper.policy.request_context cimport RequestContext
+from limitkeeper.stores.contract cimport Store
 
 cpdef object identity_of(dict identities, RequestContext context, str name)
 cpdef object first_present(dict identities, RequestContext context, tuple names)
@@ -71,7 +72,8 @@ cdef class CompiledPolicy:
     cdef readonly dict identities, cached_paths, cached_hosts, shapes, rules_by_name
     cdef readonly list rules, exemptions
     cdef readonly bint limits_messages, waits, concurrent
-    cdef public object store, version
+    cdef public Store store
+    cdef public object version
     cdef readonly Py_ssize_t cached_bytes
     cpdef MatchedRules match(self, RequestContext context)
     cpdef MatchedRules match_host(self, PathShape shape, RequestContext context)

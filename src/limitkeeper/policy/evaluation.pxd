@@ -7,7 +7,8 @@ from limitkeeper.stores.contract cimport Store
 cdef Py_ssize_t BOUNDS, DOUBLING, RESPONSE_BOUNDS
 
 cdef class Evaluation:
-    cdef public object gate, compiled, context, refusal, near_rule
+    cdef public object gate, context, refusal, near_rule
+    cdef public CompiledPolicy compiled
     cdef public MatchedRules matched
     cdef public bint allowed, origin, needs_settlement, special, declined
     cdef public Decision decision
@@ -16,7 +17,7 @@ cdef class Evaluation:
     cdef public long long wait_us, began_us
     cpdef void count_response(self, int status)
 
-cdef inline Evaluation new_evaluation(object gate, object compiled):
+cdef inline Evaluation new_evaluation(object gate, CompiledPolicy compiled):
     """An Evaluation as its constructor creates it, without calling it."""
     cdef Evaluation evaluation = Evaluation.__new__(Evaluation)
     evaluation.gate = gate

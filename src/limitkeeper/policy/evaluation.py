@@ -248,7 +248,8 @@ class Evaluator:
         if len(evaluation.entries) > 1 or evaluation.needs_settlement:
             return None  # type: ignore[return-value]
         entry: Entry = evaluation.entries[0]
-        return self.store.hit_nowait(entry.named, evaluation.keys[0], evaluation.costs[0])  # type: ignore[index,return-value]
+        store: Store = evaluation.compiled.store
+        return store.hit_nowait(entry.named, evaluation.keys[0], evaluation.costs[0])  # type: ignore[index,return-value]
 
     def ask(self, context: RequestContext) -> Evaluation:
         """Evaluates a request; waits in a rule's queue, or for a remote store."""
@@ -389,21 +390,22 @@ class Evaluator:
 
     @cython.cfunc
     def _decide(self, evaluation: Evaluation) -> Decision:
-        """One decision for all entries, by a store that answers without waiting."""
+        """One decision for all entries, by a store that answers without waiting: that of the request's version, as in `_call`."""
+        own: Store = evaluation.compiled.store
         if len(evaluation.entries) == 1 and not evaluation.needs_settlement:
             entry: Entry = evaluation.entries[0]
-            return self.store.decide_one(entry.named, evaluation.keys[0], evaluation.costs[0], 0, True)  # type: ignore[index]
+            return own.decide_one(entry.named, evaluation.keys[0], evaluation.costs[0], 0, True)  # type: ignore[index]
         matched: MatchedRules = evaluation.matched  # type: ignore[assignment]
         usual: cython.bint = matched is not None and not evaluation.needs_settlement and not self._busy
-        if cython.compiled and usual and isinstance(self.store, MemoryStore):
-            store: MemoryStore = self.store
+        if cython.compiled and usual and isinstance(own, MemoryStore):
+            store: MemoryStore = own
             self._busy = True  # Python code that runs meanwhile and asks this gate gets claims of its own
             try:
                 if store._own and self._fill_claims(evaluation, matched):
                     return store.decide_checked(matched.claims, matched.names, 0, True, 0)  # type: ignore[arg-type]
             finally:
                 self._busy = False
-        return evaluation.compiled.store.decide(self._claims(evaluation), 0)
+        return own.decide(self._claims(evaluation), 0)
 
     @cython.cfunc
     def _fill_claims(self, evaluation: Evaluation, matched: MatchedRules) -> cython.bint:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..algorithms.claim import Claim
 from ..decision import Decision, Decisions
 from ..errors import StoreUnavailable
+from ..stores.guarded import GuardedStore
 from .burst_conflicts import BUCKETS, burst_of, shares_key
 from .compiled_policy import CompiledPolicy, CompiledRule, Entry, MatchedRules, identity_of, key_of, key_without_names
 from .idempotency import is_repetition, mark_of
@@ -111,21 +112,21 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
         entries = rule.entries_for(request, key)
         cost = rule.cost_for(request) if entries else 1
         mark = None if rule.shadow or entries is rule.blocked else mark_of(rule, request, entries, key, cost)
-        repeats = is_repetition(gate.store, mark)
+        repeats = is_repetition(compiled.store, mark)
         cost = 0 if repeats else cost
         claims = [Claim(entry.named, key, cost) for entry in entries]
-        decision = decide_uncommitted(gate, rule.config, claims, 0) if claims and entries is not rule.blocked else None
+        decision = decide_uncommitted(compiled, rule.config, claims, 0) if claims and entries is not rule.blocked else None
         if entries and decision is None:
             decision = Decision(False, 0, 0, -1, name=rule.name)
         limits = rule.operator_limits(key)
         operator = "" if limits is None else "blocked by an operator" if limits == BLOCKED else "override of an operator"
-        reserves = repeats or all(gate.store.can_reserve(claim.limit) for claim in claims)
+        reserves = repeats or all(compiled.store.can_reserve(claim.limit) for claim in claims)
         explained = RuleExplanation(rule.config, True, "", key, entries, cost, decision, operator, "", penalty_us, reserves)
         found.append(explained)
-    return explain_wait(gate, found)
+    return explain_wait(compiled, found)
 
 
-def explain_wait(gate: Gate, rules: list[RuleExplanation]) -> list[RuleExplanation]:
+def explain_wait(compiled: CompiledPolicy, rules: list[RuleExplanation]) -> list[RuleExplanation]:
     """Where every refusing rule waits, and the store can reserve: the same, with `after_wait`. The refusing limits are asked
     together, as those of a request that waits (waiting_requests.py)."""
     refusing = [one for one in rules if one.refuses and one.rule.capacity is None]
@@ -134,7 +135,7 @@ def explain_wait(gate: Gate, rules: list[RuleExplanation]) -> list[RuleExplanati
         return rules
     asked = [(one, entry) for one in refusing for entry, part in one.parts() if not part]
     claims = [Claim(entry.named, one.key or "", one.cost) for one, entry in asked]
-    decision = decide_uncommitted(gate, refusing[0].rule, claims, min(one.rule.on_refusal.wait_us for one in refusing))
+    decision = decide_uncommitted(compiled, refusing[0].rule, claims, min(one.rule.on_refusal.wait_us for one in refusing))
     answers: dict[str, list[tuple[Entry, Decision]]] = {}
     for (one, entry), part in zip(asked, decision.decisions, strict=True):
         answers.setdefault(one.rule.name, []).append((entry, part))
@@ -146,9 +147,9 @@ def explain_wait(gate: Gate, rules: list[RuleExplanation]) -> list[RuleExplanati
     return found
 
 
-def decide_uncommitted(gate: Gate, rule: Rule, claims: list[Claim], wait_us: int) -> Decision:
-    decision = gate.store.decide(claims, wait_us, commit=False)
-    if gate._on_failure.has_failed(decision):
+def decide_uncommitted(compiled: CompiledPolicy, rule: Rule, claims: list[Claim], wait_us: int) -> Decision:
+    decision: Decision = compiled.store.decide(claims, wait_us, commit=False)
+    if GuardedStore.answered_here(decision):
         raise StoreUnavailable(f"the store could not be asked; on_failure of {rule.name!r} is {rule.on_failure.action}")
     return decision
 

@@ -231,10 +231,10 @@ class Gate(Evaluator):
                     rule.inherit(before[rule.name])
             if opened is self._opened:
                 old.version.removed = limits_of(old)
-            self.compiled, self._opened = compiled, opened
+            waiting = self._waiting if store is self.store else WaitingRequests(store, self.clock)
+            self.compiled, self._opened, self._waiting = compiled, opened, waiting
+            self.store, self._remote = store, not store.local
             overrides.follow(self, compiled)  # again: they may have changed since
-            if store is not self.store:
-                self.store, self._remote, self._waiting = store, not store.local, WaitingRequests(store, self.clock)
             if policy.penalty_box != old.policy.penalty_box:
                 self._boxed_before += 0 if self._penalty_box is None else self._penalty_box.refused
                 self._penalty_box = None if policy.penalty_box is None else PenaltyBox(policy, self.clock)
