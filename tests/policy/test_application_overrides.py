@@ -377,6 +377,32 @@ def test_a_function_gives_limits_of_a_rule():
         assert (passed(gate, "acme"), passed(gate, "bob")) == (5, 2)
 
 
+def test_a_key_is_named_with_its_identity_or_by_its_value():
+    """For a key with alternatives, the name of the identity restricts an override to it, as in the policy's own overrides."""
+    plans = Plans(**{"partner:acme": "fixed window 5/min", "initech": "fixed window 4/min", "acme|user:42": "fixed window 3/min"})
+    rules = [
+        {"name": "one", "match": "/one", "key": "partner | user", "limit": "fixed window 2/min", "overrides": {"call": plans}},
+        {
+            "name": "two",
+            "match": "/two",
+            "key": ["partner", "user | ip"],
+            "limit": "fixed window 2/min",
+            "overrides": {"call": plans},
+        },
+    ]
+    identify = {"partner": {"header": "X-Api-Key"}, "user": {"header": "X-User"}}
+    with Gate(Policy.of(identify=identify, limits=rules), store=MemoryStore(clock=ManualClock())) as gate:
+
+        def passes(path: str, **headers: str) -> int:
+            return sum(bool(gate.ask(WrittenRequest("GET", path, headers=headers))) for _ in range(10))
+
+        assert passes("/one", **{"X-Api-Key": "acme"}) == 5
+        assert passes("/one", **{"X-User": "acme"}) == 2
+        assert passes("/one", **{"X-User": "initech"}) == 4
+        assert passes("/two", **{"X-Api-Key": "acme", "X-User": "42"}) == 3
+        assert plans.asked[:4] == ["partner:acme", "user:acme", "acme", "user:initech"]
+
+
 # More overrides than a store has room for
 
 ROOM = 20

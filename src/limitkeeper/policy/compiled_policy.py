@@ -255,12 +255,19 @@ class CompiledRule:
         overridden: cython.bint = self.overrides is not None or self.operator_overrides is not None
         return overridden or self.tier_identity is not None or bool(self.static_overrides) or self.blocked is not None
 
+    def names_of(self, key: str) -> tuple[str, ...]:
+        """A key as overrides may write it: with the name of its identity ("user:42"), or its value alone ("42")."""
+        return (key, key_without_names(self.identities, self.key, key)) if self.has_alternatives else (key,)
+
     def operator_limits(self, key: str) -> Limits | None:
-        """The limits that an operator has set for a key; the override may name the identity ("user:42") or its value alone."""
-        if self.operator_overrides is None:
-            return None
-        value = key_without_names(self.identities, self.key, key) if self.has_alternatives else key
-        return self.operator_overrides.get(key, value)  # type: ignore[no-any-return]
+        """The limits that an operator has set for a key."""
+        names = self.names_of(key)
+        return None if self.operator_overrides is None else self.operator_overrides.get(names[0], names[-1])
+
+    def application_limits(self, key: str) -> Limits | None:
+        """The limits that the application has set for a key."""
+        names = () if self.overrides is None else self.names_of(key)
+        return next((limits for name in names if (limits := self.overrides.get(name)) is not None), None)  # type: ignore[union-attr]
 
     def _blocked_entries(self) -> tuple[Entry, ...]:
         """One entry, which no store is asked about: it shows the rule's own limit."""
@@ -294,13 +301,11 @@ class CompiledRule:
             if found is not None:
                 return found
         if self.static_overrides or self.overrides is not None:
-            found = self.static_overrides.get(key)
-            if found is None and self.has_alternatives:  # an override may name the identity ("user:42") or its value alone
-                key = key_without_names(self.identities, self.key, key)
-                found = self.static_overrides.get(key)
-            if found is not None:
-                return found
-            limits = None if self.overrides is None else self.overrides.get(key)
+            for name in self.names_of(key):
+                found = self.static_overrides.get(name)
+                if found is not None:
+                    return found
+            limits = self.application_limits(key)
             if limits is not None:
                 found = self.override_entries(tuple(limits))
                 if found is not None:

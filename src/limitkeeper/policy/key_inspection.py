@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 from ..observe.metrics import escape_unprintable
 from ..stores import Store, store_from_url
 from ..stores.urls import masked
-from .compiled_policy import CompiledRule, Entry, key_without_names
+from .compiled_policy import CompiledRule, Entry
 from .explain import limit_text, table
 from .reading.diagnostics import shorten
 
@@ -70,8 +70,7 @@ class StoredKeys:
 def all_entries(rule: CompiledRule, key: str) -> list[Entry]:
     """The limits under which a key may have state: all of the policy, and its overrides at run time, which another process may
     have used."""
-    value = key_without_names(rule.identities, rule.key, key) if rule.has_alternatives else key
-    for limits in (rule.operator_limits(key), None if rule.overrides is None else rule.overrides.get(value)):
+    for limits in (rule.operator_limits(key), rule.application_limits(key)):
         if limits is not None:
             rule.override_entries(tuple(limits))
     return [entry for some in list(rule.entries_by_limits.values()) for entry in some]
