@@ -151,15 +151,16 @@ def test_overrides_hold_for_named_hits_as_for_requests(clock, key, override, nam
     assert hit(app, "a", named).limit == limit
 
 
-def test_functions_of_overrides_get_the_same_key(clock, eventually):
-    """For a named hit as for a request: the value alone."""
+def test_functions_of_overrides_get_the_same_key(clock):
+    """For a named hit as for a request: the key as the rule builds it, then the value alone."""
     asked = []
     rule = {"name": "a", "key": "user | ip", "limit": "100/h", "overrides": {"call": asked.append, "keep": "1s"}}
     policy = Policy.of(name="test", identify={"user": {"header": "X-User"}}, limits=[rule])
     app = application(MemoryStore(clock=clock), clock, policy)
     hit(app, "a", "user:evil")
-    eventually(lambda: asked)
-    assert asked == ["evil"]
+    assert asked == ["user:evil", "evil"]
+    app.match_nowait(request_context({"method": "GET", "path": "/", "headers": {"X-User": "bob"}}))
+    assert asked[2:] == ["user:bob", "bob"]
 
 
 def test_several_limits_of_one_rule_are_charged_together(app):
