@@ -66,7 +66,7 @@ Handler = Callable[..., Any]
 
 _absent = object()
 #: Overrides at run time with a burst above the declared capacity.
-large_overrides = CallbackErrors()
+large_overrides, LARGE = CallbackErrors(), "%s: an override of %s exceeds the safe concurrency %d"
 
 
 @cython.ccall
@@ -236,8 +236,7 @@ class CompiledRule:
             remember(self.entries_by_limits, limits, found, MAX_ENTRIES)
             for limit in limits if self.total_concurrency else ():
                 if isinstance(limit, BUCKETS) and limit.capacity > self.total_concurrency:
-                    text = "%s: an override of %s exceeds the safe concurrency %d"
-                    large_overrides.report(text, self.name, limit, self.total_concurrency)
+                    large_overrides.report(LARGE, self.name, limit, self.total_concurrency)
         return found
 
     def override_entries(self, limits: Limits) -> tuple[Entry, ...] | None:
@@ -261,13 +260,12 @@ class CompiledRule:
 
     def operator_limits(self, key: str) -> Limits | None:
         """The limits that an operator has set for a key."""
-        names = self.names_of(key)
-        return None if self.operator_overrides is None else self.operator_overrides.get(names[0], names[-1])
+        return None if self.operator_overrides is None else self.operator_overrides.get(key, self.names_of(key)[-1])
 
     def application_limits(self, key: str) -> Limits | None:
         """The limits that the application has set for a key."""
-        names = () if self.overrides is None else self.names_of(key)
-        return next((limits for name in names if (limits := self.overrides.get(name)) is not None), None)  # type: ignore[union-attr]
+        found = [] if self.overrides is None else map(self.overrides.get, self.names_of(key))
+        return next((limits for limits in found if limits is not None), None)
 
     def _blocked_entries(self) -> tuple[Entry, ...]:
         """One entry, which no store is asked about: it shows the rule's own limit."""
@@ -288,9 +286,7 @@ class CompiledRule:
             value = identity_of(self.identities, context, self.single_identity)
         else:
             value = key_of(self.identities, context, self.key)
-        if value is None and self.share_unidentified:
-            return UNIDENTIFIED
-        return value
+        return UNIDENTIFIED if value is None and self.share_unidentified else value
 
     @cython.ccall
     def entries_for(self, context: RequestContext, key: str) -> tuple:  # type: ignore[type-arg]
@@ -306,10 +302,9 @@ class CompiledRule:
                 if found is not None:
                     return found
             limits = self.application_limits(key)
-            if limits is not None:
-                found = self.override_entries(tuple(limits))
-                if found is not None:
-                    return found
+            found = None if limits is None else self.override_entries(tuple(limits))
+            if found is not None:
+                return found
         if self.tier_identity is None:
             return self.default_entries
         tier = identity_of(self.identities, context, self.tier_identity)

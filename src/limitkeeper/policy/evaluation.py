@@ -125,8 +125,7 @@ class Evaluation:
 
     @property
     def policy(self) -> Policy:
-        policy: Policy = self.compiled.policy
-        return policy
+        return self.compiled.policy
 
     @property
     def degrade(self) -> Callable[..., Any] | None:
@@ -248,8 +247,7 @@ class Evaluator:
         if len(evaluation.entries) > 1 or evaluation.needs_settlement:
             return None  # type: ignore[return-value]
         entry: Entry = evaluation.entries[0]
-        store: Store = evaluation.compiled.store
-        return store.hit_nowait(entry.named, evaluation.keys[0], evaluation.costs[0])  # type: ignore[index,return-value]
+        return evaluation.compiled.store.hit_nowait(entry.named, evaluation.keys[0], evaluation.costs[0])  # type: ignore[index,return-value]
 
     def ask(self, context: RequestContext) -> Evaluation:
         """Evaluates a request; waits in a rule's queue, or for a remote store."""
