@@ -18,31 +18,37 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup test test-all lint format bench demo docs serve shop soak faults clean
 
-# Three stamps, so that an edit repeats only what it must: .made (environment), .tools (dependencies), .ready (compiled).
-setup: $(VENV)/.ready
+# One stamp for each step, so that an edit repeats only what it must: .made (environment), .linked (the package), .ready (compiled),
+# .tools (dependencies of tests, linters and examples, which `make serve` does not need).
+setup: $(VENV)/.tools $(VENV)/.ready
 
 $(VENV)/.made:
-	@echo "setup: 1/3 environment in $(VENV)"
+	@echo "setup: environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 # The package is linked, not built: compiling is a step of its own, because pip hides its progress.
-$(VENV)/.tools: $(VENV)/.made pyproject.toml
-	@echo "setup: 2/3 dependencies"
-	@$(BIN)/python .ci/install_extras.py test lint example
+$(VENV)/.linked: $(VENV)/.made pyproject.toml
+	@echo "setup: what building needs"
+	@$(BIN)/python .ci/install_extras.py
 	@LIMITKEEPER_DISABLE_COMPILED=1 $(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
 
-$(VENV)/.ready: $(VENV)/.tools setup.py $(SOURCES)
-	@echo "setup: 3/3 compiling what has changed"
+$(VENV)/.tools: $(VENV)/.linked
+	@echo "setup: dependencies of tests, linters and examples"
+	@$(BIN)/python .ci/install_extras.py test lint example
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.linked setup.py $(SOURCES)
+	@echo "setup: compiling what has changed"
 	@$(BIN)/python setup.py -q build_ext --inplace
 	@$(BIN)/python -c "import limitkeeper; print('setup: limitkeeper', limitkeeper.__version__, 'compiled' if limitkeeper.compiled else 'as plain Python (not compiled)', 'in $(SECONDS_SO_FAR) s')"
 	@touch $@
 
-# What `make docs` and `make bench` need besides.
-$(VENV)/.extra-%: $(VENV)/.tools pyproject.toml
+# What `make serve`, `make docs` and `make bench` need besides: extras of pyproject.toml, joined by "+".
+$(VENV)/.extra-%: $(VENV)/.linked
 	@echo "setup: dependencies of '$*'"
-	@$(BIN)/python .ci/install_extras.py $*
+	@$(BIN)/python .ci/install_extras.py $(subst +, ,$*)
 	@touch $@
 
 # The same source without the compiled core, for the tests of the plain build.
@@ -102,7 +108,7 @@ docs/pictures/dashboard.png: $(wildcard src/limitkeeper/service/dashboard/*) | s
 	@touch $@
 
 # The decision service with an example policy: HTTP on 127.0.0.1:7070, the Redis protocol on 7071, the dashboard on 7073. ARGS="--workers 2" adds options.
-serve: setup
+serve: $(VENV)/.extra-service+dashboard+redis $(VENV)/.ready
 	@exec $(BIN)/python -m limitkeeper serve examples/service/limitkeeper.yaml $(ARGS)
 
 # The example shop on 127.0.0.1:8000, or the next free port; examples/shop/serve.py describes PORT= and SHOP_SECONDS=.

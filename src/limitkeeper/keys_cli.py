@@ -102,6 +102,8 @@ def override_in_store(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def load_policy_with_rule(path: str, rule: str) -> Policy:
+    if not os.path.exists(path):
+        raise LimitkeeperError(f"{path}: no such file; name the policy with --policy FILE")
     policy = Policy.load(path)
     names = [one.name for one in policy.rules]
     if rule not in names:

@@ -181,7 +181,7 @@ def exact_us(value: Duration, text: object = None) -> Fraction:
         if (bare := value.strip()).isalpha():
             return Fraction(unit_us(bare, shown))
         if bare.replace(".", "", 1).isdecimal():
-            raise InvalidLimit(f"{shown!r} has no unit; write '{bare}s', '{bare}ms', or a number for seconds")
+            raise InvalidLimit(f"{shown!r} has no unit; write '{bare}s' or '{bare}ms'")
         raise InvalidLimit(NO_DURATION.format(shown))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value in (float("inf"), -float("inf")):
         raise InvalidLimit(NO_DURATION.format(shown))

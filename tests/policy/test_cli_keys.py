@@ -125,7 +125,7 @@ def test_mistakes(keys, capsys):
     for words, message in (
         (("list", "apx"), "the policy 'limitkeeper' has no rule 'apx'; it has: api, both"),
         (("list", "api", "--store", "memory://"), "are in the memory of their process; write --store URL"),
-        (("show", "api", "user:a", "--policy", "nowhere.yaml"), "nowhere.yaml: can't read the policy"),
+        (("show", "api", "user:a", "--policy", "nowhere.yaml"), "nowhere.yaml: no such file; name the policy with --policy FILE"),
     ):
         assert main(["keys", *words]) == 2
         assert message in capsys.readouterr().err

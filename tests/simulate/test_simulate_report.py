@@ -99,6 +99,13 @@ def test_the_command_compares_runs(files, capsys):
     assert len(re.findall(r"\d+\.\d/s", goodput)) == 2
 
 
+def test_without_a_terminal_each_tenth_of_a_run_is_a_line(files, capsys):
+    """A run in a log or a pipe shows how far it is."""
+    assert main(["simulate", str(files / "first.yaml"), "--duration", "10s"]) == 0
+    expected = [[f"{share}%", "first"] for share in range(10, 101, 10)]
+    assert [line.split() for line in capsys.readouterr().err.splitlines()] == expected
+
+
 def test_the_command_writes_files(files, capsys):
     """The page, the series and JSON are written, and an existing file is not overwritten."""
     out = [str(files / "r.html"), str(files / "r.csv")]

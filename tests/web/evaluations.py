@@ -8,7 +8,7 @@ from typing import Any
 from limitkeeper import MemoryStore
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.algorithms.limit import Limit
-from limitkeeper.policy.compiled_policy import Entry
+from limitkeeper.policy.compiled_policy import CompiledPolicy, Entry
 from limitkeeper.policy.evaluation import Evaluation
 from limitkeeper.policy.model import Answer, Headers, OnRefusal, Policy, Rule
 from limitkeeper.policy.refusal import QUOTA, Refusal, refusal_of
@@ -33,7 +33,7 @@ class RequestSequence:
         self.store = MemoryStore(clock=self.clock)
         self.policy = Policy(headers=headers or Headers(), problem=problem)
         self.gate = SimpleNamespace(secret=b"sixteen bytes...")
-        self.compiled = SimpleNamespace(policy=self.policy, handlers={})
+        self.compiled = CompiledPolicy(self.policy, imports=False)
         self.entries = []
         for i, limit in enumerate(limits):
             label = labels[i] if labels else f"limit{i}" if i else "checkout"

@@ -110,7 +110,8 @@ class RespConnection(Connection):
         if handler is None:
             self._queued_bytes = -1
             return error(
-                f"unknown command {shown(arguments[0])}; this is the limitkeeper service, not Redis: use LK.HIT limit key"
+                f"unknown command {shown(arguments[0])}; this is the limitkeeper service, not Redis: use LK.HIT limit key, "
+                "and as a store limitkeeper://host:port"
             )
         if self.queue is not None and name not in NOT_QUEUED:
             return self._enqueue(self.queue, arguments)

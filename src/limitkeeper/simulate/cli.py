@@ -21,15 +21,20 @@ BAR = 30
 
 
 class ProgressBar:
-    """A bar on a terminal; on anything else nothing."""
+    """A bar on a terminal; on anything else a line for each tenth."""
 
     def __init__(self, out: TextIO, name: str) -> None:
         self.out, self.name, self.shown = out, name, -1
 
     def show(self, share: float) -> None:
-        filled = int(share * BAR)
-        if self.out.isatty() and filled != self.shown:
-            self.shown = filled
+        steps = BAR if self.out.isatty() else 10
+        filled = int(share * steps)
+        if filled == self.shown:
+            return
+        self.shown = filled
+        if steps == 10:
+            print(f"{share:4.0%} {self.name}", file=self.out, flush=True)
+        else:
             bar = "#" * filled + "." * (BAR - filled)
             print(f"\r[{bar}] {share:4.0%} {self.name} ", end="\n" if share >= 1 else "", file=self.out, flush=True)
 

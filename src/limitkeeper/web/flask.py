@@ -120,6 +120,10 @@ class RateLimit:
 
     def init_app(self, app: Flask, policy: PolicySource | None = None) -> None:
         """Puts the policy in front of an application. Once: twice would count every request twice."""
+        if not isinstance(app, Flask):
+            raise ConfigurationError(
+                f"expected a Flask application, got {app!r}; write RateLimit(app), and @limits.limit('5/s') on a view"
+            )
         if "limitkeeper" in app.extensions:
             raise ConfigurationError(f"{app.name!r} already has a RateLimit: a second one would count every request twice")
         gates = app.extensions["limitkeeper"] = self._make_gates(app, policy)

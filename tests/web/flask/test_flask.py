@@ -611,3 +611,9 @@ def test_an_error_costs_its_estimate(store):
     client = app.test_client()
     assert client.get("/fails").status_code == 500
     assert client.get("/fine").headers["X-RateLimit-Remaining"] == str(1000 - 7 - 7)
+
+
+def test_a_limit_in_the_place_of_the_application_is_refused_with_the_remedy():
+    """`RateLimit("5/s")` names `@limits.limit`."""
+    with pytest.raises(ConfigurationError, match=r"expected a Flask application, got .5/s.; write RateLimit\(app\)"):
+        RateLimit("5/s")

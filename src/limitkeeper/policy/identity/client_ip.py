@@ -27,7 +27,7 @@ UNIX = "unix"
 #: Counts requests over a UNIX socket that is no trusted proxy; logged once.
 unknown_peers = CallbackErrors(every_us=1 << 62)
 UNKNOWN_PEER = (
-    "requests come over a UNIX socket that is not among the trusted proxies, so limits by address have one key for all clients; "
+    "requests have no client address (over a UNIX socket that is no trusted proxy), so limits by address have one key for all; "
     "write identify: {ip: {client_ip: {trusted_proxies: [unix]}}}, and let the proxy set X-Forwarded-For"
 )
 #: Proxies in a row that are followed; bounds the work, whatever the length of the header.

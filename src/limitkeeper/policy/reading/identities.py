@@ -106,6 +106,7 @@ IDENTITY: Fields[ParsedFields] = Fields(
         "default": Field(VALUE, "The value when there is none; the identity then counts as present."),
     },
     one_of=KINDS,
+    example="{header: X-User}",
 )
 IDENTIFY: Fields[ParsedFields] = Fields(
     "identify",

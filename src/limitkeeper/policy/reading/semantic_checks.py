@@ -42,6 +42,8 @@ from .import_string import ImportString, callables_of, import_and_check
 from .nodes import Node, SourcePosition, find_position
 from .validators import ParsedFields
 
+#: Fields of `when:` beside identities.
+WHEN = ("present", "absent")
 #: More pairs of templates are not compared.
 MAX_PAIRS = 500_000
 #: Sections whose key identifies a client, and what one key for all clients would do.
@@ -78,6 +80,7 @@ class SemanticChecks:
         for fields, rule in self.rules:
             self.check_limits_and_cost(fields, rule)
         self.check_store()
+        self.check_budget()
         self.check_cut_bursts()
         self.check_captured_identities()
         self.check_captures()
@@ -114,14 +117,14 @@ class SemanticChecks:
         """All identities that rules, exemptions and other sections name are defined."""
         for fields in self.assembly.rule_fields:
             self.check_defined(key_names(fields.get("key", ())), fields.at("key"))
-            self.check_defined(when_names(fields.get("when", When())), fields.at("when"))
+            self.check_defined(when_names(fields.get("when", When())), fields.at("when"), WHEN)
             once = fields.get("once")
             self.check_defined(once.bind if isinstance(once, Once) else (), fields.at("once").child("bind"))
             tiers = fields.get("limit")
             if isinstance(tiers, ParsedFields) and tiers.get("by") is not None:
                 self.check_defined((tiers.get("by"),), tiers.at("by"))
         for fields, exemption in self.exemptions:
-            self.check_defined(when_names(exemption.when), fields.at("when"))
+            self.check_defined(when_names(exemption.when), fields.at("when"), WHEN)
         for section, shared in SHARED_KEYS.items():
             config = self.assembly.fields.get(section)
             if config is not None:
@@ -134,11 +137,13 @@ class SemanticChecks:
                 if not config.key:
                     self.context.error(node.position, f"with one key for all clients, {shared}", "write key: ip, or user | ip")
 
-    def check_defined(self, names: tuple[str, ...], node: Node) -> None:
+    def check_defined(self, names: tuple[str, ...], node: Node, fields: tuple[str, ...] = ()) -> None:
         known, seen = self.identities.names, set[str]()
         for name in names:
             if name not in known:
-                remedy = did_you_mean(name, sorted(known), f"define it: identify: {{{name}: {{header: X-{name.title()}}}}}")
+                remedy = did_you_mean(
+                    name, [*fields, *sorted(known)], f"define it: identify: {{{name}: {{header: X-{name.title()}}}}}"
+                )
                 self.context.error(find_position(node, name), f"unknown identity {name!r}", remedy, name)
             elif name in seen and "when" not in node.position.path:
                 self.context.error(find_position(node, name), f"{name!r} is listed twice in this key", "remove one of them", name)
@@ -236,6 +241,14 @@ class SemanticChecks:
             remedy = "write store: redis://…, or shared:///path for the processes of one host"
             position = fields.at("store").position if "store" in fields else fields.key("instances")
             self.context.warning(position, message, remedy, "", WARNING if "store" in fields else NOTE)
+
+    def check_budget(self) -> None:
+        """A number without a unit is in seconds, and milliseconds may be meant."""
+        fields, budget_us = self.assembly.fields, self.assembly.policy.budget_us
+        node = fields.at("budget")
+        if "budget" in fields and isinstance(node.value, int | float) and budget_us > 1_000_000:
+            message = f"a request may wait {budget_us / 1e6:g} s for a store that does not answer"
+            self.context.warning(node.position, message, f"write {node.text}ms, or {node.text}s if that is meant", node.text)
 
     def check_local_share(self, fields: ParsedFields, share: Fraction) -> None:
         """While the store fails, the shares of all instances together are at most the limit."""

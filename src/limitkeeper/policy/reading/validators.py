@@ -458,5 +458,5 @@ class Fields(Validator[T_co]):
         if len(present) > 1:
             message = f"{self.name} can't have both {present[0]!r} and {present[1]!r}"
             context.error(fields.key(present[1]), message, remedy, present[1], SCHEMA)
-        elif self.one_of and not present:
+        elif self.one_of and not present and all(name in self.specs for name in fields.node.entries):
             context.error(start, f"missing field in {self.name}", remedy, kind=SCHEMA)

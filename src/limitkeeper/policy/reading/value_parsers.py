@@ -245,7 +245,9 @@ def parse_match(text: str) -> Match:
         raise ParseError("expected a match, got an empty string", "write it like POST /checkout")
     slash = match.find("/")
     if slash < 0:
-        raise ParseError(f"{match!r} has no path", f"write it like {match.split()[0].upper()} /checkout; '/**' is every path")
+        word = match.split()[0]
+        example = f"{word.upper()} /checkout" if nearest(word, METHODS) else f"/{word} or POST /{word}"
+        raise ParseError(f"{match!r} has no path", f"write it like {example}; '/**' is every path")
     before = match[:slash]
     if before and not before[-1].isspace():
         remedy = "a path begins with '/'; for a host write {path: /x, host: …}"
