@@ -206,7 +206,8 @@ class OperatorOverrides:
             self._failing = False
         except Exception as error:
             if not self._failing and not self._closed:
-                log.warning("the overrides of operators can't be read (%s); those known stay", error)
+                text = "overrides that operators set can't be read (%s); those known stay, and rules follow their on_failure"
+                log.warning(text, error)
             self._failing = True
 
     def _decoded(self, read: dict[str, str]) -> list[OperatorOverride]:
