@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
 from typing import Protocol
 
 try:
@@ -63,14 +64,18 @@ class SystemClock:
             wake.wait(seconds)
 
     async def asleep(self, seconds: float, wake: asyncio.Event | None = None) -> None:
-        if wake is None:
-            await asyncio.sleep(seconds)
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await wake.wait()
-        except TimeoutError:
-            pass
+        end_us = monotonic_us() + seconds * 1e6
+        while True:
+            if wake is None:
+                await asyncio.sleep(seconds)
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await wake.wait()
+            left_us = end_us - monotonic_us()
+            if left_us <= 0 or (wake is not None and wake.is_set()):
+                return
+            seconds = max(0.001, left_us / 1e6)  # uvloop's timers are in whole milliseconds, and up to one early
 
 
 #: One offset to UTC for the whole process.
