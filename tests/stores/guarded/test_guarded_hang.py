@@ -313,6 +313,29 @@ def test_a_caller_that_is_cancelled_in_any_iteration_leaves_no_charge_behind(han
     asyncio.run(main())
 
 
+class ManySteps(HangingTasks):
+    """A remote store whose answer takes several iterations of the event loop, as that of a client library does."""
+
+    async def adecide(self, claims, max_wait_us=0, **options):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return self.inner.decide(claims, max_wait_us, **options)
+
+
+def test_a_busy_loop_is_no_slow_store(store):
+    """Where each iteration of the loop takes longer than the budget, the store's answers count all the same."""
+
+    async def main():
+        guard = GuardedStore(ManySteps(store), budget="4ms", background=False, **LATE)
+        hit = asyncio.create_task(AsyncLimiter("1/h burst 2", store=guard).hit("a"))
+        while not hit.done():
+            time.sleep(0.01)
+            await asyncio.sleep(0)
+        return guard.answered_here(hit.result()), guard.stats().failures
+
+    assert asyncio.run(main()) == (False, 0)
+
+
 def test_a_loop_may_end_while_calls_hang(hanging):
     """asyncio.run ends although a call hangs, and a second one works on the same guard."""
     guard = GuardedStore(hanging, budget="5ms", failures=2)
