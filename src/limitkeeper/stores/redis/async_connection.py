@@ -80,7 +80,7 @@ class AsyncConnection(asyncio.Protocol):
         self._parser = Parser()
         self._timer: asyncio.Handle | None = None  # uvloop's may lack `when`: see `_expires`
         self._expires = 0.0
-        self._was_late = False
+        self._late_at = 0.0
         self._last_read = loop.time()
         self._connecting = loop.create_task(self._connect())
 
@@ -194,23 +194,23 @@ class AsyncConnection(asyncio.Protocol):
 
     def _expire(self) -> None:
         """Fails the calls whose deadline has passed. Replies leave the timer as it is: when it fires, it is set again. A late
-        loop first reads what has arrived (uvloop calls timers before it reads)."""
-        now, self._timer = self.loop.time(), None
-        self._was_late = now - self._expires > LATE and not self._was_late
-        if self._was_late:
-            return self._expire_at(now + LATE)
+        loop first reads what has arrived (uvloop calls timers before it reads): what is due by then fails the next time."""
+        now, due, self._timer = self.loop.time(), self._late_at, None
+        if now - self._expires > LATE:
+            self._late_at, soonest = now, now + LATE
+        else:
+            due = soonest = now
         for one in self._pending:
-            if one.done is not _ignore and one.deadline <= now + 0.0005:
+            if one.done is not _ignore and one.deadline <= due + 0.0005:
                 done, one.done = one.done, _ignore
                 done(timed_out(self.endpoint) if self._ready else Unsent(not_connected(self.endpoint)))
         deadlines = [one.deadline for one in self._pending if one.done is not _ignore]
         if deadlines:
-            self._expire_at(min(deadlines))
-        if self._pending and now - self._last_read >= SILENCE - 0.001:
+            self._expire_at(max(min(deadlines), soonest))
+        if self._pending and due - self._last_read >= SILENCE - 0.001:
             self.usable = False
         if not self.usable:
             self._close_if_done()
-        return None
 
     def _close_if_done(self) -> None:
         """Closes the connection once nothing is pending."""
