@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import re
 import subprocess
@@ -11,6 +13,7 @@ import textwrap
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from fnmatch import translate
 from pathlib import Path
 from typing import Any
@@ -110,6 +113,24 @@ SLOW = (
     "stores/test_signal_storm.py::*[[]guarded-*",
     "web/test_request_endings.py::test_the_endings_of_a_call[[]past its deadline, [ar]*",
 )
+#: Tests whose tasks run on asyncio's event loop, and on uvloop's too; those of
+#: QUICK_ON_UVLOOP in `make test`, the others in `make test-all`.
+ON_BOTH_LOOPS = (
+    "laws/test_law_8*.py",
+    "laws/test_law_14*.py",
+    "limiter/*.py",
+    "real_time/*.py",
+    "stores/*.py",
+    "stores/[!s]*/*.py",
+    "stores/sharded/*.py",
+)
+QUICK_ON_UVLOOP = (
+    "laws/test_law_8_first_come_first_served.py",
+    "limiter/test_waiting_tasks.py",
+    "stores/guarded/test_guarded_hang.py",
+    "stores/leased/test_leased_background.py",
+    "stores/redis/test_redis_async.py",
+)
 #: Tests that start a real server process, by the fixture or helper that starts it.
 SERVER_FIXTURES = {"valkey", "server", "other_server", "network"}
 #: Of the cases that every web framework passes, plain ASGI and WSGI pass all in `make test`, the others every seventh.
@@ -150,6 +171,29 @@ def is_left_out(item: pytest.Item) -> bool:
     return is_beyond or (is_second_run() and "_behind_" in item.name)
 
 
+def uvloop_factory() -> Any:
+    """A parameter of `new_loop`."""
+    with suppress(ImportError):
+        import uvloop
+
+        return pytest.param(uvloop.new_event_loop, id="uvloop")
+    return pytest.param(None, id="uvloop", marks=pytest.mark.skip(reason="uvloop is not installed, see pyproject.toml"))
+
+
+@pytest.hookimpl(trylast=True)  # the name of the loop comes last in the id of a test
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs tests with tasks on both loops: those that say `async`, or that are of a class or have a fixture that does."""
+    if is_second_run() or "LIMITKEEPER_SAMPLE" in os.environ or not matches(Path(metafunc.module.__file__), ON_BOTH_LOOPS):
+        return
+    has_tasks = "make" in metafunc.fixturenames or "Async" in str(metafunc.cls) or "async" in inspect.getsource(metafunc.function)
+    if has_tasks and not any(mark.name == "asyncio_only" for mark in metafunc.definition.iter_markers()):
+        is_quick = matches(Path(metafunc.module.__file__), QUICK_ON_UVLOOP)
+        on_uvloop = uvloop_factory()
+        if not is_quick:
+            on_uvloop = on_uvloop._replace(marks=[*on_uvloop.marks, pytest.mark.slow])
+        metafunc.parametrize("new_loop", [pytest.param(None, id="asyncio"), on_uvloop], indirect=True)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks `slow` and `server`, and deselects the tests that this run leaves out."""
     for item in items:
@@ -175,6 +219,18 @@ def pytest_collection_finish() -> None:
 
 def pytest_report_header() -> str:
     return f"limitkeeper: {'compiled' if limitkeeper.compiled else 'plain'}, from {limitkeeper.__path__[0]}"
+
+
+@pytest.fixture(autouse=True)
+def new_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `asyncio.run` and `asyncio.new_event_loop` create in a test."""
+    factory = getattr(request, "param", None)
+    if factory is not None:
+        if "valkey" in request.fixturenames:  # which has the keys of the same test on the other loop
+            with request.getfixturevalue("valkey").client() as client:
+                client.flushall()
+        monkeypatch.setattr(asyncio, "new_event_loop", factory)
+        monkeypatch.setattr(asyncio.events, "new_event_loop", factory)
 
 
 @pytest.fixture

