@@ -146,7 +146,8 @@ class WaitingLimiter(LimiterBase):
         caller abandons the claims."""
         wake = WakeEvent() if loop is None else AsyncEvent()
         event = weakref.ref(wake)  # a task whose loop was closed can be collected, and gives its start back
-        waiter.asleep, waiter.wake = True, wake.set if loop is None else lambda: _wake(loop, event())
+        waiter.asleep, waiter.loop = True, loop
+        waiter.wake = wake.set if loop is None else lambda: _wake(loop, event())
         while True:
             wake.clear()
             if waiter.interrupted:

@@ -4,8 +4,8 @@ A waiter has made one decision and holds its start; it sleeps once. The queue re
 When some leave, each waiter behind takes the start of the one before it, and the last starts are given back. That needs no call
 for those that stay, and works while other processes wait on the same key. Where the waiters differ in cost or keys, they are
 given back from the last to the first and charged again in order (`Store.rebook`). In both ways all move up and none is overtaken.
-Of the waiters that have moved up only the next one is woken; when it is done, it wakes the one behind it. There is one queue per
-store, because limiters of one name share their state.
+Of the waiters that have moved up only the next one is woken (of each event loop); when it is done, it wakes the one behind it.
+There is one queue per store, because limiters of one name share their state.
 
 All that leave a remote store in one iteration of an event loop leave in one call. It is sent when the decisions in progress are
 answered: a start behind it that is not known yet would keep the server from giving anything back.
@@ -38,6 +38,8 @@ Identity = tuple[str, str, str]
 Pair = tuple[Identity, str]
 #: The arrival of a charge that has begun: before all that wait.
 BEGUN = -1
+#: Among how many waiters the next one of each event loop is looked for.
+LOOKAHEAD = 100
 #: Seconds for which a new decision is held back so that a call that gives back can precede it.
 HOLD = 0.02
 
@@ -56,7 +58,7 @@ class Waiter:
     and a function that wakes the caller, who sleeps until `alarm_us`, when the start has moved up."""
 
     # fmt: off
-    __slots__ = ("alarm_us", "arrival", "asleep", "claims", "deadline_us", "decision", "interrupted", "is_last", "kind",
+    __slots__ = ("alarm_us", "arrival", "asleep", "claims", "deadline_us", "decision", "interrupted", "is_last", "kind", "loop",
                  "own_claims", "pairs", "until_us", "wake")
     # fmt: on
 
@@ -79,6 +81,7 @@ class Waiter:
         self.interrupted = False  # its wait ends with CancelledError
         self.is_last = False  # it leaves, and all that wait behind it have moved up
         self.wake: Callable[[], None] | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None  # in which it sleeps; None: in a thread
         self.kind = kind_of(claims, decision)
 
     def is_past(self, now_us: int) -> bool:
@@ -103,11 +106,13 @@ class Waiter:
 
 
 def wake_next(queue: Sequence[Waiter]) -> None:
-    """Wakes the first waiter that sleeps, if it would sleep beyond its start."""
-    waiter = next((waiter for waiter in queue if waiter.wake is not None), None)
-    if waiter is not None and waiter.wake is not None and waiter.until_us < waiter.alarm_us:
-        waiter.alarm_us = waiter.until_us
-        waiter.wake()
+    """Wakes the first waiter that sleeps in threads, and the first in each event loop (another may be blocked, or have stopped),
+    if it would sleep beyond its start. It looks at the first LOOKAHEAD that sleep."""
+    asleep = list(itertools.islice((waiter for waiter in queue if waiter.wake is not None), LOOKAHEAD))
+    for waiter in {waiter.loop: waiter for waiter in reversed(asleep)}.values():
+        if waiter.wake is not None and waiter.until_us < waiter.alarm_us:
+            waiter.alarm_us = waiter.until_us
+            waiter.wake()
 
 
 def sleeper_us(store: Store, decision: Decision | None = None) -> int:

@@ -304,6 +304,29 @@ def test_a_loop_that_stops_before_a_task_has_left_does_not_keep_others_from_leav
     loop.close()
 
 
+def test_a_blocked_loop_does_not_keep_tasks_of_another_loop_from_moving_up(held):
+    """The first waiter is a task of a loop that is blocked: a task of another loop is woken at once when both move up."""
+    store = MemoryStore(clock=held)
+    limiter, before = AsyncLimiter("1/s", store=store), Limiter("1/s", store=store)
+    before.acquire("a")
+    reserved = before.reserve("a")
+    blocked = asyncio.new_event_loop()
+    tasks, _ = blocked.run_until_complete(start_waiters(limiter, ["blocked"]))
+
+    async def main():
+        tasks, served = await start_waiters(limiter, ["behind"])
+        reserved.cancel()
+        await turns()
+        held.advance(2)
+        await turns()
+        await gone(tasks)
+        return served
+
+    assert asyncio.run(main()) == ["behind"]
+    blocked.run_until_complete(gone(tasks))
+    blocked.close()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["memory", "redis"])
 @pytest.mark.asyncio_only(reason="uvloop warns when it is closed with a connection")
