@@ -41,6 +41,8 @@ if not cython.compiled:
     State = tuple[int, int, int]
     Answer = tuple[int, int, int, int, int, int, int]
 
+#: The longest time that a state may last: 2^63 µs, less 3900 years for the time on the clock.
+LONGEST_US = 91 * 10**17
 #: A state as plain data: three integers, or the (moment, cost) entries of a log and two zeros.
 StateData = tuple[Any, int, int]
 #: What `Limit.decide` returns: the new state, then start, retry_at, remaining and reset_at.
@@ -94,6 +96,9 @@ class Limit:
             if period % tick:
                 raise InvalidLimit(does_not_fit(self, size, TOP // 2))
         gain: int = count // shared
+        if (TOP // gain + 1) * tick > LONGEST_US:
+            near = Rate(count, TOP // 2 // size * 1000)
+            raise InvalidLimit(f"{self.rate} with {size}: takes too many thousand years to fill; a limit that fits is {near}")
         self.tick, self.gain, self.unit = tick, gain, unit
         self.full = size * unit
         self.drained = TOP // gain + 1
