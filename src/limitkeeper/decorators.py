@@ -139,12 +139,17 @@ def limited(limiter: WaitingLimiter, function: Any, key: KeyArgument, cost: Cost
     return decorated(function, context)
 
 
+def is_kind(function: Any, check: Callable[[Any], bool]) -> bool:
+    """Whether a function, or an object that is called as one (its `__call__`), passes a check of `inspect`."""
+    return check(function) or check(getattr(type(function), "__call__", None))  # of the type: calling a class makes an object
+
+
 def decorated(function: Any, context: Callable[[Args, Kwargs], CallContext]) -> Any:
     """Wraps `function` in a function of the same kind that runs within the context of its arguments."""
     if not callable(function) or isinstance(function, (staticmethod, classmethod)):
         raise TypeError(f"limit() expects a function, got {function!r}; put it below @staticmethod and @classmethod")
 
-    if inspect.isasyncgenfunction(function):
+    if is_kind(function, inspect.isasyncgenfunction):
 
         @functools.wraps(function)
         async def agenerate(*args: object, **kwargs: object) -> AsyncIterator[object]:
@@ -167,7 +172,7 @@ def decorated(function: Any, context: Callable[[Args, Kwargs], CallContext]) -> 
                     await inner.aclose()
 
         return agenerate
-    if inspect.iscoroutinefunction(function):
+    if is_kind(function, inspect.iscoroutinefunction):
 
         @functools.wraps(function)
         async def acall(*args: object, **kwargs: object) -> object:
@@ -175,7 +180,7 @@ def decorated(function: Any, context: Callable[[Args, Kwargs], CallContext]) -> 
                 return await function(*args, **kwargs)
 
         return acall
-    if inspect.isgeneratorfunction(function):
+    if is_kind(function, inspect.isgeneratorfunction):
 
         @functools.wraps(function)
         def generate(*args: object, **kwargs: object) -> Generator[object, object, object]:

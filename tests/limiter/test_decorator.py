@@ -252,6 +252,34 @@ def test_coroutines_wait_in_their_loop(limiter, clock):
     assert [moment - start for moment in asyncio.run(main())] == [0, 0, 1_000_000]
 
 
+def test_an_object_with_an_async_call_waits_in_its_loop(limiter, clock):
+    """An object whose `__call__` is a coroutine function is decorated as one, and waits on the store's clock."""
+
+    class Job:
+        async def __call__(self):
+            return "done"
+
+    job = limiter.limit(key="a", timeout=5)(Job())
+
+    async def main():
+        assert await asyncio.gather(job(), job(), job()) == ["done"] * 3
+
+    start = clock.now_us()
+    assert inspect.iscoroutinefunction(job)
+    asyncio.run(main())
+    assert clock.now_us() - start == 1_000_000
+
+
+def test_a_class_whose_objects_have_an_async_call_is_called_as_a_class(limiter):
+    """A decorated class makes an object at once."""
+
+    class Job:
+        async def __call__(self):
+            return "done"
+
+    assert isinstance(limiter.limit(key="a")(Job)(), Job)
+
+
 def test_a_coroutine_that_is_never_awaited_takes_nothing(limiter):
     """The charge is made when the coroutine runs, not when it is made."""
 

@@ -105,6 +105,7 @@ def test_coroutine_functions_are_awaited():
         with pytest.raises(RequestNotPermitted):
             await limiter.decorate(functools.partial(plain, 5), permits=2)()
         assert await limiter.decorate(Caller(), permits=0)() == "called"
+        assert isinstance(limiter.decorate(Caller, permits=0)(), Caller)
 
     asyncio.run(main())
     assert limiter.store.clock.now_us() == 100_000

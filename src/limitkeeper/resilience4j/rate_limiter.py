@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar, overload
 
 from ..decision import Decision
+from ..decorators import is_kind
 from ..errors import ConfigurationError, LimitkeeperError, RateLimited
 from ..fork import reset_after_fork
 from ..limiter import AsyncLimiter, Limiter
@@ -371,7 +372,7 @@ class RateLimiter:
     def _decorate(self, permits: Permits, function: F) -> F:
         if not callable(function) or isinstance(function, staticmethod):
             raise TypeError(f"decorate() takes a function, not {function!r}; put it below @staticmethod and @classmethod")
-        if inspect.isasyncgenfunction(function):
+        if is_kind(function, inspect.isasyncgenfunction):
             raise TypeError(f"{function!r} is an async generator function; use limitkeeper.AsyncLimiter.limit for that")
 
         def count(args: tuple[object, ...], kwargs: dict[str, object]) -> int:
@@ -399,8 +400,7 @@ class RateLimiter:
             await self._settle_async(Outcome(result=result))
             return result
 
-        functions = (function, getattr(function, "__call__", None))  # noqa: B004  # an object with an async __call__
-        return acall if any(map(inspect.iscoroutinefunction, functions)) else call  # type: ignore[return-value]
+        return acall if is_kind(function, inspect.iscoroutinefunction) else call  # type: ignore[return-value]
 
     def execute(self, function: Callable[..., R], *args: object, permits: Permits = 1, **kwargs: object) -> R:
         """Calls a function once it has permission; of a coroutine function it returns the coroutine."""
