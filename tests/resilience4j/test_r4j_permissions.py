@@ -331,6 +331,30 @@ def test_a_changed_limit_keeps_what_is_reserved_ahead(make, clock):
     assert available(limiter) == 0
 
 
+def test_a_limit_that_is_changed_back_owes_at_most_its_capacity(make, clock):
+    """What a higher limit permitted meanwhile does not lock callers out once the limit is the lower one again."""
+    limiter = make()
+    limiter.acquire_permission()
+    limiter.change_limit_for_period(1000)
+    for _ in range(60):
+        limiter.drain_permissions()
+        clock.advance(1)
+    limiter.change_limit_for_period(10)
+    assert available(limiter) == -10
+    clock.advance(1)
+    assert available(limiter) == 0
+
+
+def test_a_change_to_the_same_limit_keeps_what_is_reserved_ahead(make):
+    """Permissions that are reserved beyond the capacity stay reserved."""
+    limiter = make(timeout="5s")
+    limiter.drain_permissions()
+    while limiter.reserve_permission() >= 0:
+        pass
+    limiter.change_limit_for_period(10)
+    assert available(limiter) == -50
+
+
 def test_a_changed_limit_gives_no_new_start(make):
     """Permissions at the start were for the start; an untouched limiter that was not born full is not filled by a change."""
     limiter = make(permit_capacity=100, initial_permits=10)

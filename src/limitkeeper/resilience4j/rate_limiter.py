@@ -324,6 +324,16 @@ class RateLimiter:
             claims = self.limiter.claims(KEY, 1) if any(self.store.items(self.limiter.named[0])) else []
             if claims and (first := self.store.decide(claims, remember=True)):  # the new rate's first use is this moment
                 self.store.give_back(claims, first.start_us, first.source)
+            elif claims and new.limit_for_period != old.limit_for_period:
+                self._cap_debt(self.limiter)
+
+    def _cap_debt(self, limiter: Limiter) -> None:
+        """A rate that was in use before was charged all that was permitted since: it may owe more than its capacity."""
+        (named,) = limiter.named
+        limit, now_us = named.limit, limiter.peek(KEY).start_us
+        for key, state in self.store.rate_items(named):
+            if key == KEY and limit.used(state, now_us // limit.tick) > 2 * limit.capacity:
+                self.store.load(named, [(KEY, (now_us // limit.tick, 2 * limit.full, 0))])
 
     # Results ---------------------------------------------------------------------------------------------------
 
