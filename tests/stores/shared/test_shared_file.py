@@ -345,6 +345,21 @@ def test_a_damaged_directory_after_a_restart_costs_the_limits_from_there_on(path
         assert all(found in (fresh - 4, fresh - 1) for found, fresh in zip(left, (10, 10, 10, 20), strict=True)), (at, left)
 
 
+def test_a_limit_behind_a_damaged_entry_is_a_store_error(path):
+    """While the file is in use, a process that opens it finds the limits before a damaged entry of the directory, and no others."""
+    with SharedStore(path, max_keys=8, log_entries=16) as store:
+        for name in "ab":
+            Limiter("10/h", store=store, name=name).hit("key")
+        with open(path, "r+b") as file:
+            at = file.read().index(b'["b"')
+            file.seek(at - 32)
+            file.write(bytes(8))
+        with SharedStore(path, max_keys=8, log_entries=16) as other:
+            assert Limiter("10/h", store=other, name="a").hit("key").remaining == 8
+            with pytest.raises(StoreError, match="directory of limits is damaged"):
+                Limiter("10/h", store=other, name="b")
+
+
 def test_a_key_of_impossible_size_after_a_restart_is_left_behind(path, monkeypatch):
     """Neither a length that no key has nor a log of more entries than places keeps a store from opening."""
     plan = layout.regions(100, 16)

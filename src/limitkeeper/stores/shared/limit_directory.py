@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...algorithms import Limit
 from ...algorithms.limit_parser import parse_limit
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, StoreError
 from ..cell_table import MOST_UNITS
 from . import layout as lay
 from .cell_table import SharedCellTable
@@ -69,6 +69,8 @@ class LimitDirectory:
             parse_limit(text)  # other processes must be able to read it
         used, base = self.table.get(lay.DIRECTORY), self.file.plan.directory
         size = 4 + (len(data) + 7) // 8
+        if self._read < used:
+            raise StoreError(f"shared file {self.path!r}: its directory of limits is damaged; delete the file and restart")
         if used + size > lay.DIRECTORY_ROOM or len(self.table.units) >= MOST_UNITS:
             raise ConfigurationError(f"shared file {self.path!r}: its directory of limits is full; use several files")
         head = b"".join(number.to_bytes(8, "little") for number in (kind, limit_id, time_us, len(data)))
