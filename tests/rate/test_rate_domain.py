@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext, suppress
 
 import pytest
 from hypothesis import example, given, settings
@@ -41,10 +42,9 @@ KINDS = [
 def test_every_corner_of_the_domain_is_accepted(kind, count, period):
     """Counts and sizes to 10^9 over periods from 1 ms to 400 days are limits of every kind, but for those that take 14 000 years
     to fill."""
-    try:
+    years = BILLION * FixedWindow(f"{count}/{period}").period / count / 1e6 / 86400 / 365
+    with suppress(InvalidLimit) if years > 14_000 else nullcontext():
         assert KINDS[kind](f"{count}/{period}").count == count
-    except InvalidLimit as error:
-        assert BILLION * FixedWindow(f"{count}/{period}").period / count / 1e6 > 14_000 * 365 * 86400, error
 
 
 @pytest.mark.parametrize("text", ["10007 per 30 days", "1234567/day", "54/min", "7 per 3 hours", "1/400d", "1000000000/ms"])
@@ -125,7 +125,7 @@ def test_a_limit_is_accepted_or_its_nearest_is(kind, data):
     st.integers(10**4, BILLION),
 )
 def test_times_of_an_accepted_limit_are_counted_in_64_bits(kind, count, seconds, size):
-    """A key that is charged its whole size is as new after the time that the rate needs for it; otherwise the limit is an error."""
+    """A key that is charged its whole size is as new after the time that the rate needs for it, or the limit is an error."""
     try:
         limit = kind(f"{count}/{seconds}s", size)
     except InvalidLimit as error:

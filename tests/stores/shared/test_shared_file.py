@@ -346,7 +346,7 @@ def test_a_damaged_directory_after_a_restart_costs_the_limits_from_there_on(path
 
 
 def test_a_limit_behind_a_damaged_entry_is_a_store_error(path):
-    """While the file is in use, a process that opens it finds the limits before a damaged entry of the directory, and no others."""
+    """While the file is in use, a process that opens it finds the limits before a damaged entry of the directory only."""
     with SharedStore(path, max_keys=8, log_entries=16) as store:
         for name in "ab":
             Limiter("10/h", store=store, name=name).hit("key")
