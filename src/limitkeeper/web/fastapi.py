@@ -55,7 +55,7 @@ from .found_route import found_route
 from .handler_limit import DEPTH, PARENTHESES, Handler, check_order, combined_fields, count_limit, located_name, rule_name
 from .headers import fields, merge
 from .refusal_body import body
-from .starlette import EVALUATIONS, RequestEvaluations, RouteLimit, degraded, evaluations_of, route_location
+from .starlette import EVALUATIONS, RequestEvaluations, RouteLimit, by_policy, degraded, evaluations_of, route_location
 
 E = TypeVar("E", bound=Handler)
 
@@ -133,7 +133,7 @@ class DependencyMiddleware:
             if not evaluations.all or refused is not None:
                 return message
             added = evaluations.encoded_fields(scope)
-            first = evaluations.by_policy(scope)
+            first = by_policy(scope)
             inner = {*added, *(fields(first) if first is not None else ())}
             own = [(name, value) for name, value in message.get("headers") or () if (name.lower(), value) not in inner]
             return {**message, "headers": merge(own, added)}
@@ -193,8 +193,8 @@ class RateLimit(RouteLimit):
         scope = connection.scope
         check_routes(scope.get("app"))
         if self.was_evaluated(scope, key is not None):
-            by_policy = evaluations_of(scope).by_policy(scope)
-            return cast(Evaluation, current(connection) if by_policy is None else by_policy)
+            policy = by_policy(scope)
+            return cast(Evaluation, current(connection) if policy is None else policy)
         if self.default and self._is_replaced(found_route(scope)):
             return unlimited_gate().ask(AsgiRequestContext(scope))
         evaluations = evaluations_of(scope)

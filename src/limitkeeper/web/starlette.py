@@ -84,34 +84,34 @@ from .response_settlement import GONE, NOT_SENT, UNKNOWN, detach_request, is_can
 E = TypeVar("E", bound=Handler)
 
 log = logging.getLogger("limitkeeper")
-#: The scope keys of a request's RequestEvaluations, and of the limits that were evaluated before a degrade handler, which may run
-#: the application again.
-EVALUATIONS, EVALUATED = "limitkeeper.evaluations", "limitkeeper.evaluated"
+#: The scope keys of a request's RequestEvaluations; and for a degrade handler that runs the application again of the limits that
+#: were evaluated before, and of the evaluation by the policy's middleware, whose place in the scope a limit may take.
+EVALUATIONS, EVALUATED, BY_POLICY = "limitkeeper.evaluations", "limitkeeper.evaluated", "limitkeeper.by_policy"
 
 
 class RequestEvaluations:
     """The evaluations of one request by its route's limits. `settles`: a middleware settles them with the response."""
 
-    __slots__ = ("_by_policy", "all", "limits", "settles")
+    __slots__ = ("all", "limits", "settles")
 
     def __init__(self, settles: bool = False) -> None:
         self.all: list[Evaluation] = []
         self.limits: list[RouteLimit] = []
         self.settles = settles
-        self._by_policy: tuple[Evaluation | None, ...] = ()
-
-    def by_policy(self, scope: Scope) -> Evaluation | None:
-        """The evaluation of the policy's middleware, whose place in the scope the first limit may take."""
-        self._by_policy = self._by_policy or (scope.get("limitkeeper"),)
-        return self._by_policy[0]
 
     def fields(self, scope: Scope) -> list[tuple[str, str]]:
         """The fields of all these limits, and of the policy's middleware."""
-        first = self.by_policy(scope)
+        first = by_policy(scope)
         return combined_fields([first, *self.all] if first is not None else self.all)
 
     def encoded_fields(self, scope: Scope) -> Fields:
         return [(name.lower().encode(), value.encode()) for name, value in self.fields(scope)]
+
+
+def by_policy(scope: Scope) -> Evaluation | None:
+    """The evaluation of the policy's middleware; None: there is none."""
+    found: Evaluation | None = scope.setdefault(BY_POLICY, scope.get("limitkeeper"))
+    return found
 
 
 def evaluations_of(scope: Scope) -> RequestEvaluations:
@@ -147,7 +147,7 @@ class PolicyRule:
 
     def was_evaluated(self, scope: Scope) -> bool:
         """Whether the policy's middleware has evaluated this rule for this request, by the path that it had there."""
-        evaluation = evaluations_of(scope).by_policy(scope)
+        evaluation = by_policy(scope)
         if evaluation is None or evaluation.gate is not self.policy_gate or evaluation.matched is None:
             return False
         return any(rule.name == self.name for rule in evaluation.matched.rules)
@@ -242,9 +242,9 @@ class RouteLimit:
             gate = self._rule.gate(caller is not None)
         else:
             gate = self._gates.gate_for(self._limit, name, connection)
-        by_policy = evaluations_of(scope).by_policy(scope)
-        if self._rule is None and self._gates.ip is None and by_policy is not None:
-            context.identities["ip"] = by_policy.compiled.identities["ip"].of(context)  # this policy knows the proxies
+        policy = by_policy(scope)
+        if self._rule is None and self._gates.ip is None and policy is not None:
+            context.identities["ip"] = policy.compiled.identities["ip"].of(context)  # this policy knows the proxies
         context.captured = {name: str(value) for name, value in connection.path_params.items()}
         if key is not None or self._async_key is not None:
             context.identities[CALLER] = caller
