@@ -144,7 +144,9 @@ def test_nothing_goes_to_head(gate, kind):
     assert used(gate) == (0, 1)
 
 
-@pytest.mark.parametrize(("chunk", "bytes_"), [(b"abc", 3), ("abc", 3), ("é", 2), ("\ud800", 1), (memoryview(b"ab"), 2)])
+@pytest.mark.parametrize(
+    ("chunk", "bytes_"), [(b"abc", 3), ("abc", 3), ("é", 2), ("\ud800", 1), (memoryview(b"abcd").cast("H"), 4)]
+)
 def test_a_chunk_has_a_length(chunk, bytes_):
     """Text counts as the bytes it becomes."""
     assert byte_length(chunk) == bytes_

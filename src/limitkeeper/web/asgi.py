@@ -326,7 +326,7 @@ class SettlingSend:
         if self.refused:
             return
         if kind == "http.response.body":
-            settlement.size += len(message.get("body", b""))
+            settlement.size += byte_length(message.get("body", b""))
             if not message.get("more_body", False):
                 await settlement.asettle()
         elif kind in ("http.response.pathsend", "http.response.zerocopysend"):
@@ -342,7 +342,7 @@ class SettlingSend:
         self.settlement.respond(outcome_after(self.disconnected or is_cancelled(), start["status"]))
         size = self.content_length
         if size is None:  # the first part of a stream is the least that it costs
-            size = len(first.get("body", b"")) + (first.get("count") or 0)
+            size = byte_length(first.get("body", b"")) + (first.get("count") or 0)
         if start["status"] in (204, 304):
             size = 0
         refusing = await self.settlement.aafford(size) if size else None

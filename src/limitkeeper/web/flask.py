@@ -66,7 +66,7 @@ from .handler_limit import (
     shares_name,
 )
 from .headers import body, merge
-from .response_settlement import GONE, NOT_SENT, UNKNOWN, Settlement, SettlingBody, WatchedInput, detach_request
+from .response_settlement import GONE, NOT_SENT, UNKNOWN, Settlement, SettlingBody, WatchedInput, byte_length, detach_request
 from .wsgi import (
     EVALUATION,
     Application,
@@ -88,6 +88,8 @@ EVALUATIONS, SETTLEMENT = "limitkeeper.evaluations", "limitkeeper.settlement"
 EVALUATED = "limitkeeper.evaluated"
 #: The environ key of the evaluation by the middleware around the application.
 POLICY_EVALUATION = "limitkeeper.policy_evaluation"
+#: The environ key of a request whose response was counted.
+COUNTED = "limitkeeper.counted"
 
 
 class RateLimit:
@@ -293,9 +295,10 @@ def finish_response(response: Response) -> Response:
     evaluations: list[Evaluation] = environ[EVALUATIONS]
     first: Evaluation | None = environ.get(POLICY_EVALUATION)
     settlement: Settlement | None = environ.get(SETTLEMENT)
-    for evaluation in evaluations:
+    for evaluation in evaluations if COUNTED not in environ else ():  # once: this is called again where an after_request fails
         if evaluation.allowed:
             evaluation.count_response(response.status_code)
+    environ[COUNTED] = True
     if settlement is not None:
         settlement.status, settlement.counted = response.status_code, True
         refusing = settle(settlement, response)
@@ -315,7 +318,7 @@ def settle(settlement: Settlement, response: Response) -> Evaluation | None:
     if response.status_code in (204, 304):  # whatever length they announce
         size = 0
     elif not response.is_streamed:
-        size = sum(map(len, response.iter_encoded()))
+        size = sum(map(byte_length, response.iter_encoded()))
     refusing = settlement.afford(size) if size is not None else None
     if refusing is None and response.is_streamed and (not response.direct_passthrough or size is None or settlement.holds_place):
         response.response = SettlingBody(cast(Iterable[bytes], response.response), settlement)

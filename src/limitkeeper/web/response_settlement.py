@@ -201,6 +201,8 @@ class WatchedInput:
 
 def byte_length(chunk: str | bytes | memoryview) -> int:
     """How many bytes a chunk has when sent; frameworks accept text too."""
+    if isinstance(chunk, memoryview):
+        return chunk.nbytes
     return len(chunk.encode("utf-8", "replace")) if isinstance(chunk, str) else len(chunk)
 
 

@@ -43,7 +43,7 @@ from ..stores import Store
 from .field_names import SPELLING
 from .headers import text_fields
 from .refusal_body import body
-from .response_settlement import GONE, UNKNOWN, Settlement, SettlingBody, WatchedInput
+from .response_settlement import GONE, UNKNOWN, Settlement, SettlingBody, WatchedInput, byte_length
 
 Environ = dict[str, Any]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
@@ -335,7 +335,7 @@ class RateLimitMiddleware:
                 chunks, body._next = body, chain(first, iterator)
             written = settlement.size
             if isinstance(chunks, (list, tuple)):  # the whole body: its size is known before a byte is sent
-                settlement.size += sum(map(len, chunks))
+                settlement.size += sum(map(byte_length, chunks))
             elif start.content_length is not None:
                 settlement.size = start.content_length
             else:

@@ -27,7 +27,7 @@ from limitkeeper.policy.gate import Gate
 from limitkeeper.web import flask, starlette
 from limitkeeper.web.asgi import RateLimitMiddleware
 from limitkeeper.web.degrade import DeferredRequests, StaleCache, is_reduced
-from limitkeeper.web.degrade.flask_handlers import flask_deferred, flask_reduced
+from limitkeeper.web.degrade.flask_handlers import flask_cached, flask_deferred, flask_reduced
 from limitkeeper.web.fastapi import RateLimit, install
 
 ONE = "fixed window 1/h align first"
@@ -194,3 +194,51 @@ def test_a_handler_of_a_route_gets_the_refusal_of_its_limit(framework):
         app.get("/", dependencies=[Depends(RateLimit(policy=gate, rule="export"))])(lambda: "rows")
     http = TestClient(RateLimitMiddleware(app, gate))
     assert [http.get("/").status_code for _ in range(2)] == [200, 429]
+
+
+@pytest.mark.parametrize("framework", ["starlette", "fastapi"])
+def test_a_rule_of_the_policy_is_charged_once_when_a_handler_runs_the_application(framework):
+    """A route that names the rule does not charge it: the policy's middleware has, before the route's own limit refused."""
+    rules = [
+        {"name": "api", "match": "GET /", "limit": "fixed window 9/h align first"},
+        {"name": "export", "match": "GET /none", "limit": ONE, "on_refusal": "degrade less"},
+    ]
+    apps: list[Any] = []
+
+    async def less(scope: Any, receive: Any, send: Any) -> None:
+        await apps[0](scope, receive, send)
+
+    gate = Gate(Policy.of(limits=rules), store=MemoryStore(), handlers={"less": less})
+    limits = [{"policy": gate, "rule": name} for name in ("api", "export")]
+    if framework == "starlette":
+        outer, inner = [starlette.limit(**limit) for limit in limits]
+        apps.append(Starlette(routes=[Route("/", outer(inner(lambda request: PlainTextResponse(made(request, "rows")))))]))
+    else:
+        app = FastAPI()
+        install(app)
+
+        @app.get("/", dependencies=[Depends(RateLimit(**limit)) for limit in limits])
+        def rows(request: FastApiRequest) -> str:
+            return made(request, "rows")
+
+        apps.append(app)
+    http = TestClient(RateLimitMiddleware(apps[0], gate))
+    assert ["less" in http.get("/").text for _ in range(3)] == [False, True, True]
+    assert gate.snapshot().rules[0].passed == 3
+
+
+def test_a_reduced_response_of_a_view_is_not_recorded():
+    """A client that the policy refuses later gets the full response from before."""
+    cache, app = StaleCache(shared=True), Flask("search")
+    app.wsgi_app = cache.wsgi(app.wsgi_app)  # type: ignore[method-assign]
+    site = Policy.of(limits=[{"name": "site", "limit": "fixed window 2/h align first", "on_refusal": "degrade cached"}])
+    handlers = {"cached": flask_cached(cache), "less": flask_reduced(app)}
+    limits = flask.RateLimit(app, site, store=MemoryStore(), handlers=handlers)
+
+    @app.get("/")
+    @limits.limit(ONE, on_refusal="degrade less")
+    def search() -> str:
+        return made(flask_request, "rows")
+
+    http = app.test_client()
+    assert [http.get("/").text for _ in range(3)] == ["all of rows", "less of rows", "all of rows"]

@@ -72,6 +72,15 @@ def test_a_refusal_takes_no_connection(app, gate, tmp_path):
         connection.close()
 
 
+def test_a_response_counts_once_when_an_after_request_function_fails(app, gate):
+    """Flask calls those of the request again for the response to the error."""
+    counted = gate()
+    RateLimit(app, policy=counted, early=False)
+    app.after_request(lambda response: 1 // 0)
+    assert app.test_client().get("/").status_code == 500
+    assert sum(counted.snapshot().rules[0].statuses.values()) == 1
+
+
 def test_a_refusal_is_dressed_like_any_answer(app, gate):
     """after_request functions (CORS headers, logs) and teardown functions run for a refusal too."""
     torn_down = []

@@ -280,7 +280,8 @@ class WsgiRecorder:
     """The body of a WSGI response, recorded while the server iterates over it; kept when it ends."""
 
     def __init__(self, cache: StaleCache, app: Application, environ: Environ, start_response: StartResponse) -> None:
-        self._cache, self._environ, self._start_response = cache, dict(environ), start_response  # dispatching changes an environ
+        self._cache, self._start_response = cache, start_response
+        self._request, self._environ = environ, dict(environ)  # dispatching changes an environ
         self._headers: HeaderLines = []
         self._body = bytearray()
         self._recording = False
@@ -302,7 +303,7 @@ class WsgiRecorder:
                 self._body += chunk
                 self._recording = len(self._body) <= self._cache.max_body
             yield chunk
-        if self._recording:
+        if self._recording and not is_reduced(self._request):
             environ = self._environ
             context, query = WsgiRequestContext(environ), environ.get("QUERY_STRING") or ""
             self._cache.keep(context, query, environ.get(EVALUATION), self._headers, bytes(self._body))
