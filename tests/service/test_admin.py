@@ -9,6 +9,8 @@ import ssl
 import time
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -17,8 +19,11 @@ from running import POLICY, Running
 
 from limitkeeper.cli import main
 from limitkeeper.observe.snapshot import Histogram, Offender, RuleSnapshot, Snapshot, total
+from limitkeeper.service.access import Token
+from limitkeeper.service.admin import MAX_STREAMS, AdminConnection
 from limitkeeper.service.admin_routes import is_own_name
 from limitkeeper.service.audit_log import MAX_ENTRIES, AuditLog
+from limitkeeper.service.http_routes import Request
 from limitkeeper.service.worker_peers import decode, encode
 from limitkeeper.stores.guarded.store import GuardStats
 from limitkeeper.stores.store_hash import MemoryHash
@@ -128,6 +133,18 @@ def test_events_follow_the_counters(service, admin):
                 break
         else:
             pytest.fail("the stream ended")
+
+
+def test_event_streams_that_come_together_are_bounded():
+    """A stream counts when it is asked for, not when its first event is sent."""
+    connection: Any = AdminConnection.__new__(AdminConnection)
+    connection.router = SimpleNamespace(streams=0, refuse=lambda *_: (None, Token("ops", b"")))
+    connection._encode = lambda request, response: response
+    asked = Request(b"GET", b"/v1/events", [], b"", True, False, None)
+    answers = [connection.answer(asked) for _ in range(MAX_STREAMS + 2)]
+    for stream in answers[:MAX_STREAMS]:
+        stream.close()
+    assert [answer[0] for answer in answers[MAX_STREAMS:]] == [503, 503]
 
 
 def test_a_request_is_explained_without_being_charged_and_tried_with(admin):

@@ -34,13 +34,16 @@ class AdminConnection(HttpConnection):
         refused, token = self.router.refuse(request, INSPECT)
         if refused is None and self.router.streams >= MAX_STREAMS:
             refused = error_response(503, "too_many", f"there are {MAX_STREAMS} event streams; close one")
-        return self._encode(request, refused) if refused is not None else self._stream(token, shows_keys(request, token))
+        if refused is not None:
+            return self._encode(request, refused)
+        stream = self._stream(token, shows_keys(request, token))
+        self.router.streams += 1  # now: others may arrive before its task begins
+        return stream
 
     async def _stream(self, token: Token, keys: bool) -> bytes:
         """Sends the status until the client goes, or does not read, or the service drains."""
-        self.transport.write(STREAM)
-        self.router.streams += 1
         try:
+            self.transport.write(STREAM)
             while not (self.transport.is_closing() or self.unread or self.listener.draining):
                 self.transport.write(b"data: %b\n\n" % json.dumps(await self.router.status(token, keys)).encode())
                 await asyncio.sleep(INTERVAL)

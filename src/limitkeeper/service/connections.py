@@ -197,7 +197,7 @@ class Connection(FastConnection, asyncio.Protocol):
         if not self.waiting and not self.pending:
             return False
         self._end(self.listener.loop.time() + LEAVE)  # a client that has closed its side still gets the replies to what it sent
-        return True
+        return self.transport.get_extra_info("ssl_object") is None  # TLS closes both sides
 
     def _end(self, leave_at: float) -> None:
         if self.listener.loop.time() > leave_at:
