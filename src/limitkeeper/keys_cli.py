@@ -18,6 +18,7 @@ from .errors import LimitkeeperError
 from .policy.gate import Gate
 from .policy.key_inspection import StoredKeys, keys_text, open_shared_store
 from .policy.model import Policy
+from .policy.reading.load import load
 from .rate import duration_us
 from .service.audit_log import AuditLog
 from .stores import store_from_url
@@ -104,7 +105,7 @@ def override_in_store(args: argparse.Namespace) -> dict[str, Any]:
 def load_policy_with_rule(path: str, rule: str) -> Policy:
     if not os.path.exists(path):
         raise LimitkeeperError(f"{path}: no such file; name the policy with --policy FILE")
-    policy = Policy.load(path)
+    policy = load(path, keys_needed=False)
     names = [one.name for one in policy.rules]
     if rule not in names:
         raise LimitkeeperError(f"the policy {policy.name!r} has no rule {rule!r}; it has: {', '.join(names)}")

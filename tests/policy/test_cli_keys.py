@@ -63,6 +63,15 @@ def test_control_characters_of_keys_are_shown_as_escapes(keys):
     assert keys("list", "api")[1].startswith("user:a\\x1b[2J \\u202eb  ")
 
 
+def test_the_key_that_verifies_tokens_is_not_needed(keys, tmp_path):
+    """An operator's host need not have the key file of the policy."""
+    ask(a=1)
+    policy = tmp_path / "limitkeeper.yaml"
+    token = "identify: {token: {jwt: {claim: sub, key_file: absent.pub, algorithms: [RS256]}}, user"
+    policy.write_text(policy.read_text().replace("identify: {user", token))
+    assert keys("list", "api")[1].startswith("user:a  ")
+
+
 def test_a_list_is_bounded_and_filtered(keys):
     """--first bounds the list and prints how many are left out; --match filters by pattern."""
     ask(a=1, b=2, c=3)

@@ -151,7 +151,7 @@ class OperatorOverrides:
         self._reset_after_fork()
         reset_after_fork(self)
         if isinstance(hash, MemoryHash):
-            hash.listeners.add(self)
+            hash.listeners[id(self)] = self
         if hash.quick:
             self.try_refresh()
         if hash.polled:
@@ -251,7 +251,8 @@ class OperatorOverrides:
             )
         if limits_of(limit) is None:
             raise InvalidLimit("limit is missing; write 'token bucket 5/s burst 10', 'unlimited' or 'blocked'")
-        rules = [one for gate in list(self._gates) for one in gate.compiled.rules if one.name == rule]
+        with self._lock:
+            rules = [one for gate in self._gates for one in gate.compiled.rules if one.name == rule]
         if any(one.config.capacity is not None for one in rules):
             raise ConfigurationError(f"the rule {rule!r} has a capacity, no limits of keys; override the key in another rule")
         if ANY in key and (key.count(ANY) > MAX_STARS or len(key) > MAX_KEY_LENGTH):

@@ -16,7 +16,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..errors import StoreUnavailable
 
@@ -48,7 +48,7 @@ class MemoryHash:
 
     def __init__(self) -> None:
         self._fields: dict[str, str] = {}
-        self.listeners: WeakSet[Listener] = WeakSet()
+        self.listeners: WeakValueDictionary[int, Listener] = WeakValueDictionary()  # by id
 
     def read(self) -> dict[str, str]:
         return dict(self._fields)
@@ -58,8 +58,10 @@ class MemoryHash:
             self._fields.pop(field, None)
         else:
             self._fields[field] = value
-        for listener in list(self.listeners):
-            listener.refresh()
+        for reference in list(self.listeners.valuerefs()):  # taken at once: other threads may add some
+            listener = reference()
+            if listener is not None:
+                listener.refresh()
 
 
 _hashes: WeakKeyDictionary[Store, dict[str, MemoryHash]] = WeakKeyDictionary()

@@ -26,9 +26,9 @@ T = TypeVar("T")
 Source = bytes | str | Mapping[str, object]
 
 
-def load(path: str | Path) -> Policy:
-    """Reads a policy file. Raises PolicyError with all errors."""
-    return _finish(*examine(path))
+def load(path: str | Path, keys_needed: bool = True) -> Policy:
+    """Reads a policy file. Raises PolicyError with all errors. `keys_needed`: see `examine`."""
+    return _finish(*examine(path, keys_needed=keys_needed))
 
 
 def read(text: str, folder: Path | None = None) -> Policy:
