@@ -208,7 +208,7 @@ def open_gate(policy: Policy, store: Store) -> Iterator[Gate]:
     sys.path.insert(0, os.getcwd())
     patient = replace(policy, budget_us=max(policy.budget_us, BUDGET_US))
     with Gate(patient, store=store, imports=False) as gate:
-        gate.store = gate.compiled.store = store
+        gate.compiled.store = store
         gate.operator_overrides.refresh()
         wait_for_overrides(gate)
         yield gate

@@ -307,3 +307,18 @@ def test_a_request_that_waits_during_a_reload_gives_back_to_the_store_that_charg
         return [store.decide_one(named, "192.0.2.7", 0, 0, False).remaining for store in (old, gate.store)]
 
     assert asyncio.run(main()) == [8, 6]
+
+
+def test_a_request_that_began_before_a_reload_still_awaits_its_remote_store():
+    """The new version's store is local; the old one would block the event loop, and its failure would be taken for a refusal."""
+
+    def user(context) -> str:
+        if gate.policy.store != "memory://":
+            gate.reload(Policy.of(identify=identify, limits=limits))
+        return "ann"
+
+    identify, limits = {"user": {"call": user}}, [{"name": "a", "key": "user", "limit": "fixed window 5/min"}]
+    gate = Gate(Policy.of(identify=identify, limits=limits, store="redis://127.0.0.1:1"))
+    assert gate.ask_nowait(request()) is None
+    assert gate.ask_nowait(request())
+    gate.close()

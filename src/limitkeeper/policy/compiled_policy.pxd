@@ -73,6 +73,7 @@ cdef class CompiledPolicy:
     cdef readonly list rules, exemptions
     cdef readonly bint limits_messages, waits, concurrent
     cdef public Store store
+    cdef public bint remote
     cdef public object version
     cdef readonly Py_ssize_t cached_bytes
     cpdef MatchedRules match(self, RequestContext context)

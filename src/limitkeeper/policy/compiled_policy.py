@@ -429,7 +429,7 @@ class PathMatch:
 @cython.cclass
 class CompiledPolicy:
     """A policy ready for evaluation. `handlers` are degrade handlers by name; `imports` imports the callables that it names, so
-    that a missing one is an error now and not at the first request. `store` is the gate's store for this version.
+    that a missing one is an error now and not at the first request. `store` is the gate's; `remote`: it may wait.
     `limits_messages`: a rule applies to messages; otherwise streams are not touched. `waits`, `concurrent`: a rule does."""
 
     def __init__(self, policy: Policy, handlers: Mapping[str, Handler] | None = None, imports: bool | int = True) -> None:
@@ -453,7 +453,7 @@ class CompiledPolicy:
         self.cached_paths |= {method: self.cached_paths[OTHER] for method in METHODS if method not in named}
         self.cached_hosts: dict[str, tuple[str, ...]] = {}
         self.shapes: dict[object, PathShape] = {}
-        self.cached_bytes = 0
+        self.cached_bytes, self.remote = 0, False
         self.store: Store = None  # type: ignore[assignment]
         self.version: Any = None  # keeps the store open while a request of this version runs
 

@@ -31,9 +31,8 @@ cdef inline Evaluation new_evaluation(object gate, CompiledPolicy compiled):
 
 cdef class Evaluator:
     cdef public CompiledPolicy compiled
-    cdef public Store store
     cdef public object offenders, secret
-    cdef public bint _remote, _busy
+    cdef public bint _busy
     cdef public object _on_failure, _waiting, _penalty_box, _attempts, _callback_errors, _publisher
     cdef public long long _requests, _allowed, _refused, _exempt, _unlimited
     cdef public list _latency

@@ -187,15 +187,13 @@ if not cython.compiled:
 class Evaluator:
     """The compiled part of `Gate`: evaluates requests and counts them."""
 
-    def __init__(self, compiled: CompiledPolicy, store: Store, clock: Clock, offenders: Offenders, secret: bytes) -> None:
+    def __init__(self, compiled: CompiledPolicy, clock: Clock, offenders: Offenders, secret: bytes) -> None:
         self.compiled = compiled
-        self.store = compiled.store = store
         self.offenders = offenders
         self.secret = secret
         self._busy = False
-        self._remote = not store.local
         self._on_failure = FailureAnswers(clock)
-        self._waiting = WaitingRequests(store, clock)
+        self._waiting = WaitingRequests(compiled.store, clock)
         policy: Policy = compiled.policy
         self._penalty_box = None if policy.penalty_box is None else PenaltyBox(policy, clock)
         self._attempts = AttemptCounter.of(policy, secret, clock, None)
@@ -224,18 +222,19 @@ class Evaluator:
     def _evaluate_nowait(self, evaluation: Evaluation, may_queue: cython.bint) -> Evaluation | None:
         """`may_queue`: the result is None for a request that would wait in a queue; otherwise that is refused."""
         if evaluation.special:
-            at_once = not self._remote or evaluation.reason is BLOCKED
+            at_once = not evaluation.compiled.remote or evaluation.reason is BLOCKED
             return run(self._plan(evaluation, False)) if at_once else None
         if not evaluation.entries:
             return self._allow_unlimited(evaluation)
         decision: Decision
+        remote: cython.bint = evaluation.compiled.remote
         try:
-            decision = self._hit_lease(evaluation) if self._remote else self._decide(evaluation)
+            decision = self._hit_lease(evaluation) if remote else self._decide(evaluation)
         except StoreError as error:
             return self._on_failure.answer(self, evaluation, error)
         if decision is None:
             return None
-        if self._remote and self._on_failure.has_failed(decision):
+        if remote and self._on_failure.has_failed(decision):
             return self._on_failure.answer(self, evaluation, decision)
         if decision.allowed:
             return self._allow(evaluation, decision)
@@ -251,7 +250,7 @@ class Evaluator:
 
     def ask(self, context: RequestContext) -> Evaluation:
         """Evaluates a request; waits in a rule's queue, or for a remote store."""
-        found = None if self._remote else self.ask_nowait(context)  # nearly always that is all
+        found = None if self.compiled.remote else self.ask_nowait(context)  # nearly always that is all
         return run(self._whole_plan(context, True)) if found is None else found
 
     async def aask(self, context: RequestContext, in_thread: bool = False) -> Evaluation:

@@ -78,10 +78,10 @@ class Gate(Evaluator):
         self._boxed_before = 0  # refusals by the penalty boxes of earlier versions
         compiled = CompiledPolicy(policy, self.handlers, imports)
         self._opened = store if isinstance(store, OpenedStore) else self._open(policy)
-        compiled.version, opened = PolicyVersion(self._opened), self._opened.store
-        self.clock: Clock = clock if clock is not None else opened.clock if opened.local else SYSTEM
+        use_store(compiled, self._opened)
+        self.clock: Clock = clock if clock is not None else SYSTEM if compiled.remote else compiled.store.clock
         offenders = Offenders(show_keys=show_keys, secret=secret, clock=self.clock)
-        super().__init__(compiled, opened, self.clock, offenders, secret)
+        super().__init__(compiled, self.clock, offenders, secret)
         reset_after_fork(self)
         self._register(compiled)
         self.operator_overrides = self._opened.overrides_of(policy, self.clock)
@@ -102,6 +102,11 @@ class Gate(Evaluator):
         """The version of the policy that is enforced now."""
         policy: Policy = self.compiled.policy
         return policy
+
+    @property
+    def store(self) -> Store:
+        """The store of this version, with its guard."""
+        return self.compiled.store
 
     @property
     def events(self) -> Publisher:
@@ -157,7 +162,7 @@ class Gate(Evaluator):
         """As `ask`, awaited. `in_thread`: a thread is held until this returns. A request that is cancelled while a remote store
         decides may have taken a place of those that run at a time: it is given back, or it would count until its `hold` ends."""
         asking = super().aask(context, in_thread)
-        if not self._remote or not self.compiled.concurrent:
+        if not self.compiled.remote or not self.compiled.concurrent:
             return await asking
         task = asyncio.ensure_future(asking)
         try:
@@ -213,8 +218,7 @@ class Gate(Evaluator):
         with self._reloading:
             compiled, old = CompiledPolicy(policy, self.handlers, self._imports), self.compiled
             opened = self._open(policy)
-            store = compiled.store = opened.store
-            compiled.version = PolicyVersion(opened)
+            use_store(compiled, opened)
             try:
                 self._register(compiled)
             except ConfigurationError:  # the store has no room for its limits: the old version stays in force
@@ -231,9 +235,8 @@ class Gate(Evaluator):
                     rule.inherit(before[rule.name])
             if opened is self._opened:
                 old.version.removed = limits_of(old)
-            waiting = self._waiting if store is self.store else WaitingRequests(store, self.clock)
+            waiting = self._waiting if compiled.store is old.store else WaitingRequests(compiled.store, self.clock)
             self.compiled, self._opened, self._waiting = compiled, opened, waiting
-            self.store, self._remote = store, not store.local
             overrides.follow(self, compiled)  # again: they may have changed since
             if policy.penalty_box != old.policy.penalty_box:
                 self._boxed_before += 0 if self._penalty_box is None else self._penalty_box.refused
@@ -320,6 +323,11 @@ class Gate(Evaluator):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
+
+
+def use_store(compiled: CompiledPolicy, opened: OpenedStore) -> None:
+    """Lets a version of a policy decide by a store, which it keeps open."""
+    compiled.version, compiled.store, compiled.remote = PolicyVersion(opened), opened.store, not opened.store.local
 
 
 def limits_of(compiled: CompiledPolicy) -> list[NamedLimit]:

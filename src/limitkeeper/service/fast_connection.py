@@ -54,7 +54,7 @@ class FastAnswers:
         `Evaluator.hit_rule_nowait` does, but nothing is allocated. None: nothing was charged or counted, and that answers."""
         gate: Evaluator = self.gate
         entries: tuple = rule.default_entries  # type: ignore[type-arg]
-        if gate._remote or len(entries) != 1 or rule.shadow or rule.alert >= 0 or rule.varies():
+        if gate.compiled.remote or len(entries) != 1 or rule.shadow or rule.alert >= 0 or rule.varies():
             return None
         if gate._attempts is not None or limiter_base.off:
             return None
@@ -62,7 +62,7 @@ class FastAnswers:
         entry: Entry = entries[0]
         decision: Decision
         try:
-            decision = gate.store.decide_one(entry.named, key, cost, 0, True)
+            decision = gate.compiled.store.decide_one(entry.named, key, cost, 0, True)
         except StoreError:
             return None
         if not decision.allowed:

@@ -88,7 +88,7 @@ class FastChecks(FastAnswers):
         """Appends the responses to the requests at the beginning of `data`; returns how many bytes these requests have."""
         p: cython.p_uchar = data
         done: cython.Py_ssize_t = 0
-        while len(out) < MAX_RESPONSES and not self.gate._remote and data.startswith(REQUEST, done):
+        while len(out) < MAX_RESPONSES and not self.gate.compiled.remote and data.startswith(REQUEST, done):
             at: cython.Py_ssize_t = self._head(data, done + 25)
             if at < 0 or at - done > self.max_head or self.size > self.max_body or self.size > len(data) - at:
                 break

@@ -82,7 +82,7 @@ class FastHits(FastAnswers):
         """Where the command ends that has its first argument at `at`; -1: it is not answered here, and nothing was done."""
         gate: Evaluator = self.gate
         at = self._argument(data, at)
-        if at < 0 or gate._remote:
+        if at < 0 or gate.compiled.remote:
             return -1
         compiled: CompiledPolicy = gate.compiled
         found = compiled.rules_by_name.get(data[self.start : self.stop].decode("utf-8", "surrogateescape"))
@@ -126,12 +126,12 @@ class FastHits(FastAnswers):
             at = self._number(data, at)
             quantity = self.number
         found = self.rates.get((max_burst, count, period)) if at >= 0 else None
-        if found is None or self.gate._remote:
+        if found is None or self.gate.compiled.remote:
             return -1
         named: NamedLimit = found
         key = data[start:stop].decode("utf-8", "surrogateescape")
         try:
-            self._put(out, self.gate.store.decide_one(named, hash_long(key), quantity, 0, quantity > 0))
+            self._put(out, self.gate.compiled.store.decide_one(named, hash_long(key), quantity, 0, quantity > 0))
         except Exception as error:
             out += self.failed(error)
         return at
