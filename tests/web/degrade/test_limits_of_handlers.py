@@ -242,3 +242,20 @@ def test_a_reduced_response_of_a_view_is_not_recorded():
 
     http = app.test_client()
     assert [http.get("/").text for _ in range(3)] == ["all of rows", "less of rows", "all of rows"]
+
+
+def test_responses_are_recorded_where_flask_evaluates_the_policy_late():
+    """The recorder runs before the policy, whose identities are in the key of a response."""
+    cache, app = StaleCache(), Flask("search")
+    app.wsgi_app = cache.wsgi(app.wsgi_app)  # type: ignore[method-assign]
+    site = Policy.of(
+        identify={"user": {"header": "X-User"}}, limits=[{"name": "site", "limit": ONE, "on_refusal": "degrade cached"}]
+    )
+    flask.RateLimit(app, site, store=MemoryStore(), handlers={"cached": flask_cached(cache)}, early=False)
+    app.add_url_rule("/", view_func=lambda: "rows")
+    http = app.test_client()
+    assert [http.get("/", headers={"X-User": user}, buffered=True).status_code for user in ("ann", "ann", "bob")] == [
+        200,
+        200,
+        429,
+    ]

@@ -306,7 +306,8 @@ class WsgiRecorder:
         if self._recording and not is_reduced(self._request):
             environ = self._environ
             context, query = WsgiRequestContext(environ), environ.get("QUERY_STRING") or ""
-            self._cache.keep(context, query, environ.get(EVALUATION), self._headers, bytes(self._body))
+            evaluation = environ.get(EVALUATION, self._request.get(EVALUATION))  # Flask may evaluate its policy within
+            self._cache.keep(context, query, evaluation, self._headers, bytes(self._body))
 
     def close(self) -> None:
         getattr(self._chunks, "close", tuple)()
