@@ -406,6 +406,7 @@ def move(cluster: Cluster, slot: int, source: int, target: int, finish: bool = T
             old.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
 
 
+@pytest.mark.asyncio_only(reason="it leaves the servers of the module changed")
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_moved_and_moving_slots_are_followed(moving: Cluster, mode: str) -> None:
     """ASK while a slot moves, MOVED when it has: the decision is made once, where the key is."""
@@ -616,6 +617,7 @@ def test_a_cluster_that_is_down_is_called_again_within_the_budget(moving: Cluste
     moving.settle()
 
 
+@pytest.mark.asyncio_only(reason="it leaves the servers of the module changed")
 def test_a_node_that_dies_takes_only_its_own_slots_with_it(moving: Cluster) -> None:
     """The others continue; its keys are StoreUnavailable within the budget; when it is back, they are decided again."""
     keys = apart(moving)

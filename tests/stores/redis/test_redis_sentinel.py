@@ -127,6 +127,7 @@ def test_a_sentinel_that_hangs_costs_a_part_of_the_budget(watched: Watched, mode
         frozen.thaw()
 
 
+@pytest.mark.asyncio_only(reason="it leaves the servers of the module changed")
 def test_a_failover_during_traffic(watched: Watched, watch: Watch, eventually: Callable[[Callable[[], bool]], None]) -> None:
     """The primary is killed under four threads and a loop: every call answers or fails within its budget, and then all continue.
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -39,6 +40,10 @@ pytestmark = pytest.mark.server
 POLICY = "name: nodes\nlimits: []\n"
 
 
+#: The service is one for all tests: limits of one name would share their state.
+NUMBERS = count()
+
+
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("remote") / "limitkeeper.yaml"
@@ -59,12 +64,12 @@ def url_of(service: Running, login: str = "", **options: object) -> str:
 
 def test_two_clients_on_one_key_are_admitted_exactly(service: Running) -> None:
     """Law 7: threads of two stores, and tasks of a third, together get exactly the limit."""
-    limit = {"log": SlidingWindowLog("300/h"), "window": FixedWindow("400/h", align="first")}
+    limit, name = {"log": SlidingWindowLog("300/h"), "window": FixedWindow("400/h", align="first")}, f"exact {next(NUMBERS)}"
     with RemoteStore(url_of(service)) as one, RemoteStore(url_of(service)) as two, RemoteStore(url_of(service)) as three:
-        limiters = [Limiter(limit, one, name="exact"), Limiter(limit, two, name="exact")]
+        limiters = [Limiter(limit, one, name=name), Limiter(limit, two, name=name)]
 
         async def tasks() -> int:
-            limiter = AsyncLimiter(limit, three, name="exact")
+            limiter = AsyncLimiter(limit, three, name=name)
             return sum(map(bool, await asyncio.gather(*[limiter.hit("k") for _ in range(120)])))
 
         with ThreadPoolExecutor(9) as pool:
@@ -78,7 +83,7 @@ def test_tasks_of_one_turn_are_pipelined_in_order(service: Running) -> None:
 
     async def tasks() -> list[bool]:
         async with RemoteStore(url_of(service)) as store:
-            limiter = AsyncLimiter(FixedWindow("50/h", align="first"), store, name="pipelined")
+            limiter = AsyncLimiter(FixedWindow("50/h", align="first"), store, name=f"pipelined {next(NUMBERS)}")
             return [bool(one) for one in await asyncio.gather(*[limiter.hit("k") for _ in range(80)])]
 
     assert asyncio.run(tasks()) == [True] * 50 + [False] * 30
