@@ -145,6 +145,54 @@ def left_of(part: float, budget_us: int, clock: Clock) -> Left | None:
     return lambda: (end_us - clock.now_us()) / 1e6
 
 
+class LeftOnLoop:
+    """`left` on an event loop whose own delays don't count: a callback that keeps the loop busy takes at most one of PARTS of the
+    time. `stop` ends it."""
+
+    PARTS = 16
+    LEAST_S = 0.001
+
+    def __init__(self, left: Left) -> None:
+        self._left, self._loop = left, asyncio.get_running_loop()
+        self._interval = max(self.LEAST_S, left() / self.PARTS)
+        self._delay = 0.0
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        self._due = self._loop.time() + self._interval
+        self._timer = self._loop.call_at(self._due, self._measure)
+
+    def _measure(self) -> None:
+        self._delay, self._due = self.delay(), math.inf
+        if self() > 0:
+            self._set_timer()
+
+    def delay(self) -> float:
+        """By how much the timers so far were late."""
+        return self._delay + max(0.0, self._loop.time() - self._due)
+
+    def __call__(self) -> float:
+        return self._left() + self.delay()
+
+    async def is_over(self) -> bool:
+        """Whether nothing is left, also in the next iteration: uvloop's time stands still within one."""
+        if self() <= 0:
+            await asyncio.sleep(0)
+        return self() <= 0
+
+    async def wait_for(self, step: Waitable) -> object:
+        """Waits again when the loop was late: what it waits for may be done a few iterations later."""
+        seen = self.delay()
+        answer = await step.await_(max(0.0, self()))
+        while isinstance(answer, StoreTimeout) and self.delay() > seen:
+            seen = self.delay()
+            answer = await step.await_(max(0.0, self()))
+        return answer
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+
 Step = Call | Sequence[Call] | Pause | Waitable
 Plan = Generator[Step, Any, T]
 
@@ -223,6 +271,15 @@ def in_time(perform: Callable[[Call], T], left: Left) -> Callable[[Call], T]:
     return check
 
 
+def ain_time(perform: Callable[[Call], Awaitable[T]], left: LeftOnLoop) -> Callable[[Call], Awaitable[T]]:
+    async def check(call: Call) -> T:
+        if call.method not in UNBOUNDED and await left.is_over():
+            raise out_of_time()
+        return await perform(call)
+
+    return check
+
+
 def attempt_all(calls: Sequence[Call], attempt: Callable[[Call], object]) -> list[object]:
     answers = calls.answers if isinstance(calls, Recorded) else []
     for call in calls:
@@ -281,9 +338,21 @@ async def arun(
     left: Left | None = None,
 ) -> T:
     """Performs a plan on an event loop; the calls of one list run concurrently."""
-    if left is not None:
-        perform = in_time(perform, left)
+    if left is None:
+        return await _arun(plan, perform, sleep, None)
+    left_on_loop = LeftOnLoop(left)
+    try:
+        return await _arun(plan, ain_time(perform, left_on_loop), sleep, left_on_loop)
+    finally:
+        left_on_loop.stop()
 
+
+async def _arun(
+    plan: Plan[T],
+    perform: Callable[[Call], Awaitable[object]],
+    sleep: Callable[[float], Awaitable[object]],
+    left: LeftOnLoop | None,
+) -> T:
     async def attempt(call: Call) -> object:
         try:
             return await perform(call)
@@ -304,7 +373,7 @@ async def arun(
                 elif isinstance(step, Pause):
                     answer = await sleep(step.seconds)
                 else:
-                    answer = await (step.await_() if left is None else step.await_(max(0.0, left())))  # type: ignore[union-attr]
+                    answer = await (step.await_() if left is None else left.wait_for(step))  # type: ignore[union-attr, arg-type]
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         except BaseException as error:  # of the call, or of a signal handler: the plan gives back what it has charged

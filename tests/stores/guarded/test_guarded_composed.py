@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from failing import ALL, FailingStore
@@ -11,13 +12,16 @@ from limitkeeper import (
     AsyncLimiter,
     FixedWindow,
     GuardedStore,
+    LeasedStore,
     Limiter,
     MemoryStore,
+    ShardedStore,
     SharedStore,
     StoreError,
     StoreUnavailable,
     TokenBucket,
 )
+from limitkeeper.algorithms.claim import Claim
 
 
 class AtOnce(FailingStore):
@@ -167,3 +171,49 @@ def test_a_closed_store_is_no_store_that_fails(tmp_path, on_failure):
     for limiter in (one, several):
         with pytest.raises(StoreError, match="closed"):
             limiter.hit("a")
+
+
+# A busy event loop
+
+
+class InSomeIterations(FailingStore):
+    """A remote store that answers within any budget, after several iterations of the event loop."""
+
+    def answers_within(self, budget_us):
+        return True
+
+    async def adecide(self, claims, max_wait_us=0, **options):
+        for _ in range(4):
+            await asyncio.sleep(0)
+        return self.inner.decide(claims, max_wait_us, **options)
+
+    async def adecide_one(self, *call):
+        return await self.adecide([Claim(*call[:3])], call[3], commit=call[4])
+
+    async def agive_back(self, *call):
+        await asyncio.sleep(0)
+        return self.inner.give_back(*call)
+
+
+COMPOSED = {
+    "leases": lambda: LeasedStore(InSomeIterations(MemoryStore())),
+    "shards": lambda: ShardedStore([InSomeIterations(MemoryStore()) for _ in range(3)], hot=False),
+    "leases of shards": lambda: LeasedStore(ShardedStore([InSomeIterations(MemoryStore()) for _ in range(3)], hot=False)),
+}
+
+
+@pytest.mark.parametrize("behind", COMPOSED.values(), ids=COMPOSED)
+def test_the_delay_of_a_loop_is_not_the_stores(behind):
+    """Where each iteration of the loop takes longer than a plan's part of the budget, its steps are made all the same."""
+
+    async def main():
+        guard = GuardedStore(behind(), budget="16ms", failures=1, ratio=1, background=False)
+        limiter = AsyncLimiter({"user": TokenBucket("1000/s"), "tenant": TokenBucket("1000/s")}, store=guard)
+        hits = [asyncio.create_task(limiter.hit({"user": "u", "tenant": f"t{i}"})) for i in range(6)]
+        while not all(hit.done() for hit in hits):
+            time.sleep(0.012)
+            await asyncio.sleep(0)
+        await guard.inner.aclose()
+        return [guard.answered_here(hit.result()) for hit in hits], guard.stats().failures
+
+    assert asyncio.run(main()) == ([False] * 6, 0)

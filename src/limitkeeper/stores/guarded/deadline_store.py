@@ -21,14 +21,12 @@ from ...clock import SYSTEM
 from ...decision import Decision
 from ...errors import StoreError, StoreTimeout, StoreUnavailable
 from ..contract import Requests, Store, charges_of
-from ..sans_io import UNBOUNDED, Call, Pending, Plan, aperform_call, arun, perform_call, run
+from ..sans_io import UNBOUNDED, Call, LeftOnLoop, Pending, Plan, aperform_call, arun, perform_call, run
 from ..wrapper_store import WrapperStore, copy_states
 
 T = TypeVar("T")
 #: Seconds after which an idle thread ends.
 IDLE = 5.0
-#: In how many parts a task's budget is waited for: a callback that keeps the event loop busy takes at most one of them.
-PARTS = 4
 #: How many budgets an abandoned task may go on before it is cancelled; threads can't be.
 GRACE = 500
 
@@ -186,15 +184,16 @@ class DeadlinePool:
         if self.abandoned >= self.max_calls * (1 + probe):
             raise all_hang(self.abandoned)
         task, now = asyncio.ensure_future(aperform_call(call)), asyncio.get_running_loop().time
-        due = now()
+        end = now() + budget_us / 1e6
+        left = LeftOnLoop(lambda: end - now())
         try:
-            for _ in range(PARTS):
-                due = max(due, now()) + budget_us / PARTS / 1e6  # uvloop's timers may be early, too
-                if not task.done():
-                    await asyncio.wait({task}, timeout=due - now())
+            while not task.done() and not await left.is_over():
+                await asyncio.wait({task}, timeout=left())
         except BaseException:
             self._abandon_task(call, task, budget_us)
             raise
+        finally:
+            left.stop()
         if not task.done():
             self._abandon_task(call, task, budget_us)
             raise timed_out(budget_us)

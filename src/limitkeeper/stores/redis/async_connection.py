@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from ...errors import StoreError, StoreUnavailable
 from .. import sans_io
-from ..sans_io import Call, Plan, T
+from ..sans_io import Call, LeftOnLoop, Plan, T
 from .address import Endpoint, Login
 from .resolver import RESOLVER
 from .resp import (
@@ -282,23 +282,27 @@ class AsyncConnections:
 
     async def run(self, plan: Plan[T], deadline: float) -> T:
         """Performs a plan within a deadline (in the loop's time)."""
+        left = LeftOnLoop(lambda: deadline - self.loop.time())
 
         async def sleep(seconds: float) -> bool:
-            if deadline - self.loop.time() <= seconds:
+            if left() <= seconds:
                 return False
             await asyncio.sleep(seconds)
             return True
 
-        return await sans_io.arun(plan, lambda call: self.exchange(call, deadline), sleep)
+        try:
+            return await sans_io.arun(plan, lambda call: self._exchange(call, left), sleep)
+        finally:
+            left.stop()
 
-    async def exchange(self, call: Call, deadline: float) -> Outcome:
+    async def _exchange(self, call: Call, left: LeftOnLoop) -> Outcome:
         endpoint, (login, commands, share) = call.target, call.args
-        now = self.loop.time()
-        left = (deadline - now) / share
-        if left <= 0:
+        if await left.is_over():
             return Unsent(timed_out(endpoint))
+        seconds = left() / share
         outcome: asyncio.Future[Outcome] = self.loop.create_future()
-        self.connection(endpoint, login, left).write(pack(commands), len(commands), now + left, resolve(outcome))
+        connection = self.connection(endpoint, login, seconds)
+        connection.write(pack(commands), len(commands), self.loop.time() + seconds, resolve(outcome))
         return await outcome
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
 from ...fork import reset_after_fork
-from ..sans_io import Plan, T, finish
+from ..sans_io import LeftOnLoop, Plan, T, finish
 from .address import Endpoint
 from .async_connection import AsyncConnections
 from .request import AnyRequest
@@ -115,9 +115,14 @@ class Batcher:
                 self._registering[key] -= 1
 
     async def _timed(self, plan: Plan[None]) -> float:
-        started = self.loop.time()
-        await self.connections.run(plan, self.deadline())
-        return self.loop.time() - started
+        deadline = self.deadline()
+        left = LeftOnLoop(lambda: deadline - self.loop.time())
+        allowed = left()
+        try:
+            await self.connections.run(plan, deadline)
+            return allowed - left()
+        finally:
+            left.stop()
 
     def _forget(self, key: Hashable, task: asyncio.Task[float]) -> None:
         del self._shared[key]
