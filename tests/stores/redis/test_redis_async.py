@@ -17,6 +17,7 @@ import pytest
 from fault_lab.scheduling_delay import Watch
 from limitkeeper import (
     AsyncLimiter,
+    Decision,
     FixedWindow,
     Limiter,
     RateLimited,
@@ -404,6 +405,20 @@ def test_each_reply_to_a_loop_that_is_always_late_counts() -> None:
     thread.start()
     asyncio.run(work())
     thread.join()
+
+
+def test_a_busy_loop_opens_a_connection_within_the_budget_of_a_call(valkey: Valkey) -> None:
+    """Each iteration of the loop takes longer than the budget, and opening takes several: the first call is answered."""
+
+    async def work() -> Decision:
+        async with RedisStore(valkey.url, prefix="busy", timeout="16ms") as store:
+            hit = asyncio.create_task(AsyncLimiter("5/s", store=store).hit("a"))
+            while not hit.done():
+                time.sleep(0.02)
+                await asyncio.sleep(0)
+            return hit.result()
+
+    assert asyncio.run(work()).source == "store"
 
 
 def test_a_connection_that_takes_longer_than_a_call_may_is_there_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

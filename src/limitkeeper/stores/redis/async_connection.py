@@ -81,7 +81,9 @@ class AsyncConnection(asyncio.Protocol):
         self._timer: asyncio.Handle | None = None  # uvloop's may lack `when`: see `_expires`
         self._expires = 0.0
         self._late_at = 0.0
-        self._last_read = loop.time()
+        self._last_read = began = loop.time()
+        self._opening = LeftOnLoop(lambda: began + timeout - loop.time())
+        self._delay = 0.0  # of the loop, while it was being opened
         self._connecting = loop.create_task(self._connect())
 
     async def _connect(self) -> None:
@@ -95,8 +97,16 @@ class AsyncConnection(asyncio.Protocol):
             if known is None:
                 raise
         else:
+            self._extend_deadlines()
+            self._opening.stop()
             self._ready = True
             self._send_unsent()
+
+    def _extend_deadlines(self) -> None:
+        """While the connection is being opened, in several steps, the loop's delay does not count."""
+        delay, self._delay = self._opening.delay() - self._delay, self._opening.delay()
+        for one in self._pending:
+            one.deadline += delay
 
     def _send_unsent(self) -> None:
         """Sends what was written while it was being opened, but for calls whose deadline has passed since."""
@@ -147,6 +157,8 @@ class AsyncConnection(asyncio.Protocol):
         """Sends commands with so many replies; calls `done` with them, or with the error."""
         if not self._pending:
             self._last_read = self.loop.time()
+        if not self._ready:
+            self._extend_deadlines()
         one = PendingReplies(count, deadline, done)
         if self._timer is None or self._expires > deadline + 0.0005:
             self._expire_at(deadline)
@@ -196,6 +208,8 @@ class AsyncConnection(asyncio.Protocol):
         """Fails the calls whose deadline has passed. Replies leave the timer as it is: when it fires, it is set again. A late
         loop first reads what has arrived (uvloop calls timers before it reads): what is due by then fails the next time."""
         now, due, self._timer = self.loop.time(), self._late_at, None
+        if not self._ready:
+            self._extend_deadlines()
         if now - self._expires > LATE:
             self._late_at, soonest = now, now + LATE
         else:
@@ -225,6 +239,7 @@ class AsyncConnection(asyncio.Protocol):
 
     def _end(self, error: StoreError) -> None:
         """Fails all pending calls and closes. What was written before the connection was ready was certainly not sent."""
+        self._opening.stop()
         outcome = error if self._ready else Unsent(error)
         self.usable = self._ready = False
         if self._timer is not None:
@@ -291,11 +306,11 @@ class AsyncConnections:
             return True
 
         try:
-            return await sans_io.arun(plan, lambda call: self._exchange(call, left), sleep)
+            return await sans_io.arun(plan, lambda call: self.exchange(call, left), sleep)
         finally:
             left.stop()
 
-    async def _exchange(self, call: Call, left: LeftOnLoop) -> Outcome:
+    async def exchange(self, call: Call, left: LeftOnLoop) -> Outcome:
         endpoint, (login, commands, share) = call.target, call.args
         if await left.is_over():
             return Unsent(timed_out(endpoint))

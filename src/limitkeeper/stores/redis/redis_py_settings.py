@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from ...clock import Clock
 from ...errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable
 from .. import sans_io
-from ..sans_io import Call, Plan
+from ..sans_io import Call, LeftOnLoop, Plan
 from .address import Address, Endpoint, Login, read_tls
 from .async_connection import AsyncConnections
 from .command_routing import Route
@@ -137,7 +137,7 @@ class AsyncClientPool(AsyncConnections):
         super().__init__(loop)
         self._client = client
 
-    async def exchange(self, call: Call, deadline: float) -> Outcome:
+    async def exchange(self, call: Call, left: LeftOnLoop) -> Outcome:
         _check_mode(self._client, "an asyncio", "a sync")
         return await sans_io.arun(_execute(self._client, call), sans_io.perform_call)
 
