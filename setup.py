@@ -54,6 +54,7 @@ COMPILED = (
     "sharing/virtual_time_admission",
     "sharing/tenant_fair_share",
     "policy/request_context",
+    "policy/compiled_rule",
     "policy/compiled_policy",
     "policy/refusal",
     "policy/evaluation",

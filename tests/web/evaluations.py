@@ -8,7 +8,8 @@ from typing import Any
 from limitkeeper import MemoryStore
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.algorithms.limit import Limit
-from limitkeeper.policy.compiled_policy import CompiledPolicy, Entry
+from limitkeeper.policy.compiled_policy import CompiledPolicy
+from limitkeeper.policy.compiled_rule import Entry
 from limitkeeper.policy.evaluation import Evaluation
 from limitkeeper.policy.model import Answer, Headers, OnRefusal, Policy, Rule
 from limitkeeper.policy.refusal import QUOTA, Refusal, refusal_of

@@ -17,7 +17,7 @@ from ..decision import Decision
 from ..errors import ConfigurationError, StoreError
 from ..stores.sans_io import Call, Plan
 from . import rule_fair_share
-from .compiled_policy import CompiledRule
+from .compiled_rule import CompiledRule
 from .refusal import BLOCKED, blocked_decision
 from .shadow_rules import ask_shadow
 

@@ -1,6 +1,7 @@
 # C declarations of evaluation.py.
 from limitkeeper.decision cimport Decision
-from limitkeeper.policy.compiled_policy cimport CompiledPolicy, CompiledRule, Entry, MatchedRules
+from limitkeeper.policy.compiled_policy cimport CompiledPolicy, MatchedRules
+from limitkeeper.policy.compiled_rule cimport CompiledRule, Entry
 from limitkeeper.policy.request_context cimport RequestContext
 from limitkeeper.stores.contract cimport Store
 

@@ -26,7 +26,8 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import Claim
     from cython.cimports.limitkeeper.decision import Decision, Decisions
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.policy.compiled_policy import CompiledPolicy, CompiledRule, Entry, MatchedRules
+    from cython.cimports.limitkeeper.policy.compiled_policy import CompiledPolicy, MatchedRules
+    from cython.cimports.limitkeeper.policy.compiled_rule import CompiledRule, Entry
     from cython.cimports.limitkeeper.policy.evaluation import new_evaluation
     from cython.cimports.limitkeeper.policy.refusal import Refusal, refusal_by
     from cython.cimports.limitkeeper.policy.request_context import RequestContext
@@ -39,7 +40,8 @@ else:
     from ..decision import Decision, Decisions
     from ..stores.contract import Store
     from ..stores.memory import MemoryStore
-    from .compiled_policy import CompiledPolicy, CompiledRule, Entry, MatchedRules
+    from .compiled_policy import CompiledPolicy, MatchedRules
+    from .compiled_rule import CompiledRule, Entry
     from .refusal import Refusal, refusal_by
     from .request_context import RequestContext
 
@@ -532,8 +534,7 @@ class Evaluator:
         if refusal.rule.on_refusal.action == DEGRADE:  # type: ignore[union-attr]
             for entry in evaluation.entries:
                 if entry.rule is refusal.rule:
-                    rule = entry.compiled_rule
-                    rule.degraded += 1
+                    entry.compiled_rule.degraded += 1
                     break
         self._count_refused(evaluation, refusal)
         self._publish(REFUSED, evaluation)

@@ -15,7 +15,8 @@ from ..decision import Decision, Decisions
 from ..errors import StoreUnavailable
 from ..stores.guarded import GuardedStore
 from .burst_conflicts import BUCKETS, burst_of, shares_key
-from .compiled_policy import CompiledPolicy, CompiledRule, Entry, MatchedRules, identity_of, key_of, key_without_names
+from .compiled_policy import CompiledPolicy, MatchedRules
+from .compiled_rule import CompiledRule, Entry, identity_of, key_of, key_without_names
 from .idempotency import is_repetition, mark_of
 from .model import BLOCKED, DEGRADE, LOCAL, SHADOW, WAIT, Capacity, Key, Policy, Rule, Tiers
 from .path_matcher import matching

@@ -26,7 +26,8 @@ from ..stores.guarded import GuardedStore
 from ..stores.sans_io import Plan, arun, run
 from ..stores.urls import masked
 from .application_overrides import HashOverrides
-from .compiled_policy import CompiledPolicy, CompiledRule, Entry, identity_of, key_of
+from .compiled_policy import CompiledPolicy
+from .compiled_rule import CompiledRule, Entry, identity_of, key_of
 from .evaluation import Evaluation, Evaluator
 from .explain import RuleExplanation, explain
 from .file_watcher import FileWatcher

@@ -26,7 +26,7 @@ from ..errors import StoreError, StoreUnavailable
 from ..stores.contract import Store
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import BEGUN, Waiter, wait_queue_of
-from .compiled_policy import CompiledRule, Entry, escape_part, identity_of, join_key
+from .compiled_rule import CompiledRule, Entry, escape_part, identity_of, join_key
 from .request_context import RequestContext
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 from ..observe.metrics import escape_unprintable
 from ..stores import Store, store_from_url
 from ..stores.urls import masked
-from .compiled_policy import CompiledRule, Entry
+from .compiled_rule import CompiledRule, Entry
 from .explain import limit_text, table
 from .reading.diagnostics import shorten
 

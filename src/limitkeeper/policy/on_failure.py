@@ -20,7 +20,7 @@ from ..observe.events import STORE_FAILED
 from ..stores.guarded import GuardedStore
 from ..stores.guarded.fallback import LocalShare
 from ..stores.guarded.share import parse_share
-from .compiled_policy import Entry
+from .compiled_rule import Entry
 from .model import CLOSED, LOCAL
 from .refusal import STORE, client_delay, refusal_without_limit
 

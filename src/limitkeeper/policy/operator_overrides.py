@@ -32,7 +32,8 @@ from .identity.key_and_cache_bounds import MAX_KEY_LENGTH, hash_long, remember
 from .model import Limits
 
 if TYPE_CHECKING:
-    from .compiled_policy import CompiledPolicy, CompiledRule
+    from .compiled_policy import CompiledPolicy
+    from .compiled_rule import CompiledRule
     from .gate import Gate
 
 log = logging.getLogger("limitkeeper")

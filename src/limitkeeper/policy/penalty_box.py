@@ -21,7 +21,8 @@ from ..clock import Clock
 from ..decision import Decision
 from ..limiter_base import is_off
 from ..stores.memory import MemoryStore
-from .compiled_policy import CompiledPolicy, key_of
+from .compiled_policy import CompiledPolicy
+from .compiled_rule import key_of
 from .model import Policy
 from .refusal import PENALTY_BOX, part_retry_us, refusal_without_limit
 from .request_context import RequestContext

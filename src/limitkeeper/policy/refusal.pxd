@@ -1,6 +1,6 @@
 # C declarations of refusal.py.
 from limitkeeper.decision cimport Decision
-from limitkeeper.policy.compiled_policy cimport Entry
+from limitkeeper.policy.compiled_rule cimport Entry
 
 cdef class Refusal:
     cdef readonly str reason, message

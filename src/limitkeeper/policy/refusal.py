@@ -20,13 +20,13 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.policy.compiled_policy import Entry
+    from cython.cimports.limitkeeper.policy.compiled_rule import Entry
 else:
     from ..decision import Decision
-    from .compiled_policy import Entry
+    from .compiled_rule import Entry
 
 from .callback_errors import CallbackErrors, callback_name
-from .compiled_policy import identity_of, join_key
+from .compiled_rule import identity_of, join_key
 from .model import Rule
 
 #: Reasons of a refusal.

@@ -19,7 +19,8 @@ import threading
 
 from ..clock import Clock
 from ..fork import reset_after_fork
-from .compiled_policy import CompiledPolicy, join_key, key_of
+from .compiled_policy import CompiledPolicy
+from .compiled_rule import join_key, key_of
 from .model import Policy, RetryAmplification
 from .path_matcher import MESSAGE
 from .request_context import RequestContext

@@ -29,7 +29,7 @@ from .model import CLOSED, DEGRADE, LOCAL, OPEN, Capacity, Rule
 from .refusal import CAPACITY, STORE, client_delay, refusal_by
 
 if TYPE_CHECKING:
-    from .compiled_policy import CompiledRule
+    from .compiled_rule import CompiledRule
     from .evaluation import Evaluation, Evaluator
 
 #: When to retry a request that was refused because the store failed.

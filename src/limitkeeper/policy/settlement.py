@@ -22,7 +22,7 @@ from ..errors import StoreError
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter
 from .callback_errors import CallbackErrors, callback_name
-from .compiled_policy import CompiledRule, Entry
+from .compiled_rule import CompiledRule, Entry
 from .idempotency import charges_of, leave
 from .model import Charge
 from .refusal import is_concurrent

@@ -9,7 +9,7 @@ from ..decision import Decision
 from ..errors import StoreError
 from ..observe.events import SHADOW
 from ..stores.sans_io import Call, Plan
-from .compiled_policy import CompiledRule
+from .compiled_rule import CompiledRule
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator

@@ -39,7 +39,7 @@ from ..limiter import WaitingLimiter
 from ..stores.contract import Store
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import BEGUN, Waiter
-from .compiled_policy import UNIDENTIFIED, CompiledRule, Entry, identity_of
+from .compiled_rule import UNIDENTIFIED, CompiledRule, Entry, identity_of
 from .refusal import QUEUE_FULL, QUOTA
 from .request_context import RequestContext
 

@@ -27,7 +27,7 @@ from ..decision import Decision
 from ..errors import ConfigurationError, InvalidCost, InvalidLimit, LimitkeeperError, StoreUnavailable
 from ..limiter_base import checked_cost
 from ..policy.calls_by_rule_name import RuleHit, hit_rules, peek_rule, reserve_rule
-from ..policy.compiled_policy import CompiledRule
+from ..policy.compiled_rule import CompiledRule
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate
 from ..policy.identity.key_and_cache_bounds import hash_long

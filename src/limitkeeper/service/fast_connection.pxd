@@ -2,7 +2,7 @@
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 
 from limitkeeper.decision cimport Decision
-from limitkeeper.policy.compiled_policy cimport CompiledRule
+from limitkeeper.policy.compiled_rule cimport CompiledRule
 from limitkeeper.policy.evaluation cimport Evaluator
 
 cdef extern from *:

@@ -18,14 +18,14 @@ if cython.compiled:
     from cython.cimports.limitkeeper import limiter_base
     from cython.cimports.limitkeeper.decision import Decision
     from cython.cimports.limitkeeper.monotonic import monotonic_us
-    from cython.cimports.limitkeeper.policy.compiled_policy import CompiledRule, Entry
+    from cython.cimports.limitkeeper.policy.compiled_rule import CompiledRule, Entry
     from cython.cimports.limitkeeper.policy.evaluation import Evaluator
     from cython.cimports.limitkeeper.service.fast_connection import send_bytes
 else:
     from .. import limiter_base
     from ..clock import monotonic_us
     from ..decision import Decision
-    from ..policy.compiled_policy import CompiledRule, Entry
+    from ..policy.compiled_rule import CompiledRule, Entry
     from ..policy.evaluation import Evaluator
 
     def send_bytes(fd: int, data: bytearray) -> int:

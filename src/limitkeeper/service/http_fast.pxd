@@ -2,7 +2,7 @@
 from libc.string cimport memcpy
 
 from limitkeeper.decision cimport Decision
-from limitkeeper.policy.compiled_policy cimport CompiledRule
+from limitkeeper.policy.compiled_rule cimport CompiledRule
 from limitkeeper.service.fast_connection cimport FastAnswers
 from limitkeeper.service.resp_fast cimport put_bytes, put_digits
 

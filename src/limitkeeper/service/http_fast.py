@@ -20,12 +20,14 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.policy.compiled_policy import CompiledPolicy, CompiledRule
+    from cython.cimports.limitkeeper.policy.compiled_policy import CompiledPolicy
+    from cython.cimports.limitkeeper.policy.compiled_rule import CompiledRule
     from cython.cimports.limitkeeper.service.fast_connection import FastAnswers
     from cython.cimports.limitkeeper.service.http_fast import put_allowed, put_allowed_response, put_response
 else:
     from ..decision import Decision
-    from ..policy.compiled_policy import CompiledPolicy, CompiledRule
+    from ..policy.compiled_policy import CompiledPolicy
+    from ..policy.compiled_rule import CompiledRule
     from .fast_connection import FastAnswers
 
     def put_allowed(out: bytearray, limit: int, remaining: int, reset_us: int) -> None:

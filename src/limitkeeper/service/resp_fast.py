@@ -18,14 +18,16 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.claim import NamedLimit
     from cython.cimports.limitkeeper.decision import Decision
-    from cython.cimports.limitkeeper.policy.compiled_policy import CompiledPolicy, CompiledRule
+    from cython.cimports.limitkeeper.policy.compiled_policy import CompiledPolicy
+    from cython.cimports.limitkeeper.policy.compiled_rule import CompiledRule
     from cython.cimports.limitkeeper.policy.evaluation import Evaluation, Evaluator
     from cython.cimports.limitkeeper.service.fast_connection import FastAnswers
     from cython.cimports.limitkeeper.service.resp_fast import put_five
 else:
     from ..algorithms.claim import NamedLimit
     from ..decision import Decision
-    from ..policy.compiled_policy import CompiledPolicy, CompiledRule
+    from ..policy.compiled_policy import CompiledPolicy
+    from ..policy.compiled_rule import CompiledRule
     from ..policy.evaluation import Evaluation, Evaluator
     from .fast_connection import FastAnswers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ..policy.compiled_policy import CompiledRule
+from ..policy.compiled_rule import CompiledRule
 from ..policy.evaluation import Evaluation
 from ..policy.request_context import RequestContext
 from ..stores.sans_io import Plan

@@ -1,6 +1,6 @@
 # C declarations of headers.py.
 from limitkeeper.decision cimport Decision
-from limitkeeper.policy.compiled_policy cimport Entry
+from limitkeeper.policy.compiled_rule cimport Entry
 from limitkeeper.policy.evaluation cimport Evaluation
 from limitkeeper.policy.request_context cimport RequestContext
 

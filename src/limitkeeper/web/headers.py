@@ -30,12 +30,12 @@ except ModuleNotFoundError:
 
 if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision, Decisions
-    from cython.cimports.limitkeeper.policy.compiled_policy import Entry
+    from cython.cimports.limitkeeper.policy.compiled_rule import Entry
     from cython.cimports.limitkeeper.policy.evaluation import Evaluation
     from cython.cimports.limitkeeper.policy.request_context import RequestContext
 else:
     from ..decision import Decision, Decisions
-    from ..policy.compiled_policy import Entry
+    from ..policy.compiled_rule import Entry
     from ..policy.evaluation import Evaluation
     from ..policy.request_context import RequestContext
 

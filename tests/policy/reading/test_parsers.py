@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limitkeeper import FixedWindow, TokenBucket
-from limitkeeper.policy.compiled_policy import join_key
+from limitkeeper.policy.compiled_rule import join_key
 from limitkeeper.policy.model import Match, OnFailure, OnRefusal
 from limitkeeper.policy.path_matcher import PathMatcher, matching
 from limitkeeper.policy.reading import value_parsers

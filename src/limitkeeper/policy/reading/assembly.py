@@ -9,7 +9,7 @@ from typing import Any
 from ...algorithms import TokenBucket
 from ...errors import ConfigurationError
 from ..application_overrides import CalledOverrides, HashOverrides, algorithm_of
-from ..compiled_policy import join_key
+from ..compiled_rule import join_key
 from ..model import (
     BUDGET_US,
     LOCAL,

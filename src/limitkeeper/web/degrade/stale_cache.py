@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from ...clock import SYSTEM, Clock
 from ...errors import ConfigurationError
 from ...fork import reset_after_fork
-from ...policy.compiled_policy import identity_of
+from ...policy.compiled_rule import identity_of
 from ...policy.evaluation import Evaluation
 from ...policy.identity.body import BodyField
 from ...policy.identity.identify import SEVERAL, Header

@@ -32,7 +32,7 @@ from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
 from django.utils.translation import get_language, get_language_from_path, get_language_from_request, override
 
 from ...errors import ConfigurationError
-from ...policy.compiled_policy import key_of
+from ...policy.compiled_rule import key_of
 from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
 from ...policy.identity.body import MAX_BODY, announced_size
