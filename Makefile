@@ -16,11 +16,15 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # Python keeps what it compiles, also where the environment forbids it: every test process would compile all tests again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup test test-all lint format bench demo docs serve shop soak faults clean
+.PHONY: setup help test test-all lint format bench demo docs serve shop soak faults clean
 
 # One stamp for each step, so that an edit repeats only what it must: .made (environment), .linked (the package), .ready (compiled),
 # .tools (dependencies of tests, linters and examples, which `make serve` does not need).
 setup: $(VENV)/.tools $(VENV)/.ready
+
+# The first clause of each row of the table in CONTRIBUTING.md.
+help:
+	@sed -n 's/^| `\(make [a-z-]*\)` | \([^;:]*[^;: |]\).*/\1\t\2/p' CONTRIBUTING.md | expand -t 16
 
 $(VENV)/.made:
 	@echo "setup: environment in $(VENV)"

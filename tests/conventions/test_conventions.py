@@ -226,3 +226,12 @@ def test_test_files_have_names_of_their_own():
     """No two test files share a name, since tests are no package."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
+
+
+def test_make_help_describes_every_target():
+    """`make help` prints a line for each target that the Makefile declares as phony."""
+    targets = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    variables = {"PATH": os.environ["PATH"]}  # without those of the make that runs the tests
+    printed = subprocess.run(["make", "-s", "help"], cwd=ROOT, env=variables, capture_output=True, text=True, check=True).stdout
+    assert targets is not None
+    assert sorted(line.split()[1] for line in printed.splitlines()) == sorted(targets[1].split())

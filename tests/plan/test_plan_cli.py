@@ -105,6 +105,8 @@ def test_a_broken_slo_is_exit_code_1(examples, capsys):
         ("plan --pods 10 --concurrency 40 --p95 800ms --margin 1.5", "margin must be at most 1"),
         ("plan --pods 10 --concurrency 40 --p95 800ms --split a=300,b=100", "exceed the limit of 350 RPS"),
         ("plan --pods 10 --concurrency 1e400 --p95 800ms", "must be at most 1000000000"),
+        ("plan --pods 10 --concurrency 1e999999999 --p95 800ms", "must be at most 1000000000"),
+        ("plan --pods 10 --concurrency 40 --p95 800ms --margin 1e-999999999", "below one request per hour"),
         ("plan --pods 10 --concurrency 40 --p95 800ms --per-tenant 1e400", "must be at most 1000000000"),
         ("plan suggest --policy none.yaml --log=", ": can't read the file"),
         ("plan analyze none.log", "none.log: can't read the file"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -27,7 +29,9 @@ def unsigned(**claims: str) -> dict[str, str]:
 def pair() -> tuple[rsa.RSAPrivateKey, Path]:
     """A private key, and the file of its public half."""
     private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    file = Path(tempfile.mkdtemp(prefix="limitkeeper-tokens-")) / "jwt.pub"
+    folder = tempfile.mkdtemp(prefix="limitkeeper-tokens-")
+    atexit.register(shutil.rmtree, folder)
+    file = Path(folder) / "jwt.pub"
     form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     file.write_bytes(private.public_key().public_bytes(*form))
     return private, file

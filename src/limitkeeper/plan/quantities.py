@@ -27,8 +27,9 @@ def seconds_of(value: Duration | Fraction, name: str) -> Fraction:
 
 def number_of(value: Number, name: str, remedy: str, most: Number = MAX_COUNT) -> Fraction:
     """A number greater than 0 and at most `most`; ConfigurationError with the remedy otherwise."""
-    try:
-        found = Fraction(str(value).strip())
+    mantissa, mark, exponent = str(value).strip().lower().partition("e")
+    try:  # an exponent beyond every limit is as good as a larger one, whose fraction has as many digits
+        found = Fraction(f"{mantissa}e{max(-400, min(400, int(exponent)))}" if mark else mantissa)
     except (ValueError, ZeroDivisionError):
         raise ConfigurationError(f"{name} must be a number, got {value!r}; {remedy}") from None
     if found <= 0:
