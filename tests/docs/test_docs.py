@@ -10,6 +10,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import textwrap
+import tomllib
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -258,6 +259,14 @@ def test_the_api_reference_has_every_public_name(package):
     entries = {(name.rpartition(".")[2], id(pkgutil.resolve_name(name))) for name in names}
     module = import_module(f"limitkeeper{package}")
     assert [name for name in module.__all__ if (name, id(getattr(module, name))) not in entries] == []
+
+
+def test_the_install_page_has_every_extra_for_users():
+    """docs/install.md has every extra but those for work on limitkeeper itself."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    rows = re.findall(r"^\| (`.+?) \|", (ROOT / "docs" / "install.md").read_text(), re.M)
+    described = {name for row in rows for name in re.findall(r"`([a-z0-9-]+)`", row)}
+    assert described == set(extras) - {"bench", "docs", "example", "lint", "test"}
 
 
 def test_the_readme_and_the_landing_page_agree():
