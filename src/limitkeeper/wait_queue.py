@@ -20,7 +20,7 @@ import asyncio
 import itertools
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 
@@ -189,7 +189,7 @@ class WaitQueue:
     def _reset_after_fork(self) -> None:
         """Starts empty."""
         self.lock = threading.RLock()
-        self._waiters: dict[Pair, list[Waiter]] = {}
+        self._waiters: OrderedDict[Pair, list[Waiter]] = OrderedDict()
         self._later = FutureCharges()
         self._leaving: list[tuple[Waiter, Callable[[StoreError], None]]] = []
         self._leaving_in: asyncio.AbstractEventLoop | None = None  # where `_leave_all` is scheduled
@@ -204,15 +204,20 @@ class WaitQueue:
         return found
 
     def join(self, waiter: Waiter) -> None:
-        """Adds a waiter in order of starts; removes reservations at the front whose start has passed."""
+        """Adds a waiter in order of starts; removes reservations at the front whose start has passed. Two other keys are checked
+        too, in rotation: reservations for a key that is never waited for again would stay for ever."""
         now_us = waiter.decision.start_us - waiter.decision.wait_us
         with self.lock:
             self._later.add(waiter.claims, waiter.decision)
             vacant: list[Waiter] = []
-            queues = [self._waiters.get(pair, ()) for pair in waiter.pairs]
+            checked = {*waiter.pairs, *itertools.islice(self._waiters, 2)}
+            queues = [self._waiters.get(pair, ()) for pair in checked]
             past = [other for queue in queues for other in itertools.takewhile(lambda other: other.is_past(now_us), queue)]
             if past:
                 self._remove(past)  # from the queues of all their keys
+            for pair in checked:
+                if pair in self._waiters:
+                    self._waiters.move_to_end(pair)
             for pair in waiter.pairs:
                 queue = self._waiters.setdefault(pair, [])
                 at = len(queue)

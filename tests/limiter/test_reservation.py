@@ -627,3 +627,13 @@ def test_a_past_reservation_leaves_the_queues_of_all_its_keys(clock):
     assert limiter.reserve(one).cancel()
     assert begun.cancel()
     assert limiter.hit(both)
+
+
+def test_reservations_that_are_never_settled_take_no_memory_after_their_start(make, clock):
+    """Keys come and go, each with a reservation for later that is neither entered nor settled."""
+    limiter = make(TokenBucket("1/s burst 1"))
+    for n in range(1000):
+        limiter.hit(f"user:{n}")
+        assert limiter.reserve(f"user:{n}").wait > 0
+        clock.advance(0.1)
+    assert len(limiter._queue._waiters) < 30
