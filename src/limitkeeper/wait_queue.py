@@ -32,7 +32,7 @@ from .errors import StoreError
 from .fork import call_after_fork, reset_after_fork
 from .future_charges import FutureCharges
 from .stores.contract import Booking, Store, charges_of
-from .stores.sans_io import Call, Plan, arun, run
+from .stores.sans_io import Call, Plan, arun, run, start_task
 
 Identity = tuple[str, str, str]
 Pair = tuple[Identity, str]
@@ -285,7 +285,7 @@ class WaitQueue:
         for waiter in waiters:
             waiter.asleep, waiter.wake = False, None
         if departures.call is None:
-            departures.call = asyncio.create_task(self._leave_together(store, departures))
+            departures.call = start_task(self._leave_together(store, departures))
             departures.call.add_done_callback(lambda call: call.cancelled() or call.exception())  # every leaver raises it
         await asyncio.shield(departures.call)
         return were_charged(waiters)

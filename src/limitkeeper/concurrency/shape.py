@@ -25,7 +25,7 @@ from ..errors import ConfigurationError
 from ..fork import reset_after_fork
 from ..observe.events import Publisher
 from ..stores import Store
-from ..stores.sans_io import Call, Plan, arun, run
+from ..stores.sans_io import Call, Plan, arun, run, start_task
 from .paced_queue import PacedQueue, QueueClosed
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Reader(Generic[T]):
         if not self._started:
             if self.is_async:
                 loop = asyncio.get_running_loop()
-                self._started = (loop, loop.create_task(arun(self._read())))
+                self._started = (loop, start_task(arun(self._read()), loop))
             else:
                 self._started = True
                 name = f"limitkeeper {self.queue.name}"

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -233,6 +233,14 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def start_task(
+    work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = None, name: str | None = None
+) -> asyncio.Task[T]:
+    """A task that begins in the next iteration of the loop, once its maker has noted it; also where the tasks of the loop begin
+    at once (`asyncio.eager_task_factory`)."""
+    return asyncio.Task(work, loop=loop or asyncio.get_running_loop(), name=name)
 
 
 def perform_call(call: Call) -> Any:

@@ -18,7 +18,7 @@ from ...algorithms.claim import Claim
 from ...clock import Clock
 from ...errors import StoreError, StoreTimeout
 from ...observe.events import BREAKER_CLOSED, HALF_OPENED, OPENED, PROBE_FAILED, STORE_KINDS, Publisher
-from ..sans_io import Call, Pause, Plan, WakeEvent, arun, run, running_loop
+from ..sans_io import Call, Pause, Plan, WakeEvent, arun, run, running_loop, start_task
 from .breaker import OPEN, Breaker
 from .deadline_store import StartThread
 
@@ -199,7 +199,7 @@ class Prober:
         """Starts as a task of this loop, or in a thread."""
         if loop is not None:
             self._wake = asyncio.Event()
-            self.task = loop.create_task(self._arun(), name=PROBER)
+            self.task = start_task(self._arun(), loop, PROBER)
         elif (health := self._health()) is not None:
             self._thread = health.start_thread(self._run, PROBER)
 

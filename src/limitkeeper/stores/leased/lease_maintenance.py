@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 
 from ...clock import Clock
-from ..sans_io import Plan, WakeEvent, arun, run, running_loop
+from ..sans_io import Plan, WakeEvent, arun, run, running_loop, start_task
 from .lease_cache import LeaseCache
 from .lease_refill import Refill, Want
 
@@ -151,7 +151,7 @@ class Background:
         if pause > 0:
             self._schedule(loop, pause)
             return
-        task = self._on_loops[loop] = loop.create_task(arun(maintenance.attempt_round()))
+        task = self._on_loops[loop] = start_task(arun(maintenance.attempt_round()), loop)
         task.add_done_callback(lambda _: self._end_round(loop))
 
     def _end_round(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -84,7 +84,7 @@ class AsyncConnection(asyncio.Protocol):
         self._last_read = began = loop.time()
         self._opening = LeftOnLoop(lambda: began + timeout - loop.time())
         self._delay = 0.0  # of the loop, while it was being opened
-        self._connecting = loop.create_task(self._connect())
+        self._connecting = sans_io.start_task(self._connect(), loop)
 
     async def _connect(self) -> None:
         try:

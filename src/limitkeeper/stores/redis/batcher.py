@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
 from ...fork import reset_after_fork
-from ..sans_io import LeftOnLoop, Plan, T, finish
+from ..sans_io import LeftOnLoop, Plan, T, finish, start_task
 from .address import Endpoint
 from .async_connection import AsyncConnections
 from .request import AnyRequest
@@ -101,7 +101,7 @@ class Batcher:
         """Runs a plan once for all tasks that want it at the same time: the registration of limits. Returns how long it took."""
         task = self._shared.get(key)
         if task is None:
-            task = self._shared[key] = self.loop.create_task(self._timed(plan()))
+            task = self._shared[key] = start_task(self._timed(plan()), self.loop)
             task.add_done_callback(lambda done: self._forget(key, done))
         self._registering[key] = self._registering.get(key, 0) + 1
         try:
@@ -217,7 +217,7 @@ class Batcher:
             self._repeating = False
 
     def _start(self, work: Coroutine[object, object, None]) -> None:
-        task = self.loop.create_task(work)
+        task = start_task(work, self.loop)
         self._slow.add(task)
         task.add_done_callback(self._slow.discard)
 
