@@ -5,6 +5,7 @@ cdef class NamedLimit:
     cdef readonly str limiter, name
     cdef readonly Limit limit
     cdef readonly tuple identity
+    cdef Py_hash_t hashed
     cdef readonly object handle
 
 cdef class Claim:

@@ -26,7 +26,7 @@ Others = tuple[tuple[int, ...], ...] | None
 class NamedLimit:
     """A limit under a name. State belongs to (limiter, name, algorithm) and a key; several rates may use one name."""
 
-    __slots__ = ("handle", "identity", "limit", "limiter", "name")
+    __slots__ = ("handle", "hashed", "identity", "limit", "limiter", "name")
 
     def __init__(self, limiter: str, name: str, limit: Limit) -> None:
         if not limit.text:
@@ -35,6 +35,7 @@ class NamedLimit:
         self.name = name
         self.limit = limit
         self.identity = (limiter, name, type(limit).kind)
+        self.hashed = hash((limiter, name, limit))
         self.handle: object = None
 
     def __eq__(self, other: object) -> bool:
@@ -43,7 +44,7 @@ class NamedLimit:
         return NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self.identity)
+        return self.hashed
 
     def __repr__(self) -> str:
         return f"NamedLimit({self.limiter!r}, {self.name!r}, {self.limit!r})"

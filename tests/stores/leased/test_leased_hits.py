@@ -20,6 +20,7 @@ from limitkeeper import (
     StoreUnavailable,
     TokenBucket,
 )
+from limitkeeper.stores import NamedLimit
 
 
 @pytest.fixture
@@ -444,3 +445,28 @@ def test_it_wraps_a_store():
     """Anything else is an error that names the right type."""
     with pytest.raises(ConfigurationError, match="RedisStore"):
         LeasedStore("redis://localhost")
+
+
+def test_rates_that_are_used_no_more_go_with_their_last_lease(clock):
+    """A store keeps nothing of a rate without users, once its leases have gone back; the rates in use keep theirs."""
+    store = LeasedStore(MemoryStore(clock=clock), lease=5, life="100ms")
+    rates = [NamedLimit("api", "user", TokenBucket(f"{count}/s")) for count in range(10, 110)]
+    for one in rates:
+        store.register(one)
+        assert store.decide_one(one, str(one.limit), 1, 0, True)
+    for one in rates[1:]:
+        store.unregister(one)
+    assert store.leased(rates[1], str(rates[1].limit)) == 4
+    for _ in range(4):
+        clock.advance(0.06)
+        assert store.decide_one(rates[0], str(rates[0].limit), 1, 0, True)
+        store.tend()
+    assert list(store.cache.terms) == [rates[0]]
+    assert len(store) == 1
+    assert store.decide_one(rates[1], str(rates[1].limit), 1, 0, True).remaining == 10
+
+
+def test_rates_of_one_name_are_found_by_their_hash():
+    """A lookup does not compare a rate with all others of its name."""
+    assert len({hash(NamedLimit("api", "user", TokenBucket(f"{count}/s"))) for count in range(1, 1001)}) == 1000
+    assert hash(NamedLimit("api", "user", TokenBucket("5/s"))) == hash(NamedLimit("api", "user", TokenBucket("5/s burst 5")))

@@ -9,7 +9,7 @@ import time
 import pytest
 from shards import FarShard, key_on
 
-from limitkeeper import AsyncLimiter, ConfigurationError, Limiter, MemoryStore, StoreTimeout, TokenBucket
+from limitkeeper import AsyncLimiter, ConfigurationError, Limiter, MemoryStore, RedisStore, StoreTimeout, TokenBucket
 from limitkeeper.stores import Claim, NamedLimit
 from limitkeeper.stores.sharded import ShardedStore
 
@@ -226,3 +226,21 @@ def test_a_child_process_starts_without_callers(python):
         """
     )
     assert done.stdout.strip() == "0", done.stderr
+
+
+def test_rates_that_are_used_no_more_are_forgotten_but_for_the_last(clock):
+    """Of a name whose rates change (those of callers, of reloads) only those in use are kept, here and in each shard and its
+    leases; and the last one, with which the states of the name move."""
+    shards = {name: RedisStore("redis://127.0.0.1:1", clock=clock) for name in "ab"}
+    sharded = ShardedStore(shards)
+    rates = [NamedLimit("api", "user", TokenBucket(f"{count}/s")) for count in range(1, 101)]
+    for one in (*rates, rates[-1]):
+        sharded.register(one)
+    for one in rates:
+        sharded.unregister(one)
+    assert sharded.membership._registered() == [rates[-1]]
+    assert [list(store.names.entries) for store in shards.values()] == [[rates[-1]]] * 2
+    sharded.unregister(rates[-1])
+    assert sharded.membership._registered() == [rates[-1]]
+    assert [len(store.names.entries) for store in shards.values()] == [0, 0]
+    sharded.close()

@@ -36,6 +36,9 @@ class Fallback:
     def register(self, named: NamedLimit) -> None:
         """A limiter with this limit was made."""
 
+    def unregister(self, named: NamedLimit) -> None:
+        """The limit is used no more."""
+
     def decide_one(
         self, named: NamedLimit, key: str, cost: int, max_wait_us: int | None, commit: bool, not_before_us: int = 0
     ) -> Decision:
@@ -120,6 +123,11 @@ class LocalShare(Fallback):
 
     def register(self, named: NamedLimit) -> None:
         self.memory.register(self.limit_of(named))
+
+    def unregister(self, named: NamedLimit) -> None:
+        shared = self._limits.pop(named, None)
+        if shared is not None:
+            self.memory.unregister(shared)
 
     def _claims(self, claims: Sequence[Claim]) -> list[Claim]:
         """The same claims on the shares, with the states that they remember of a charge."""

@@ -174,6 +174,7 @@ class GuardedStore(WrapperStore):
 
     def unregister(self, limit: NamedLimit) -> None:
         self._unregistered = [one for one in self._unregistered if one is not limit]
+        self._fallback.unregister(limit)
         self.inner.unregister(limit)
 
     # Deciding: direct calls, since a plan would cost 0.4 µs ------------------------------------------------------

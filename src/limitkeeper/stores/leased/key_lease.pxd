@@ -9,6 +9,7 @@ cdef class LeaseTerms:
     cdef readonly dict leases
     cdef readonly bint leasable, continuous, windowed, dated
     cdef public bint has_siblings
+    cdef public long long users
     cdef readonly long long scarce_batch, fixed_batch, max_batch, life_us
     cdef readonly double tokens_per_us
 

@@ -63,6 +63,7 @@ class LeaseTerms:
         self.limit = named.limit
         self.name = named.name
         self.has_siblings = False  # other rates are used under this name: what they charge is charged to this one too
+        self.users = -1  # how many have registered it; −1: none of its users does. At 0 it goes with its last lease
         self.leases: dict[str, Lease] = {}
         self.leasable = limit.refunds  # a queue paces every single start: there is nothing to spend ahead
         self.continuous = limit.gain > 0  # tokens come one by one, not all at once when a window ends

@@ -8,7 +8,7 @@ cdef class LeaseCache:
     cdef readonly long long fixed_batch, life_us, max_keys, keys
     cdef public long long round_trip_us, clock_offset_us
     cdef public object lock, due, checks, unspent, wake
-    cdef readonly dict terms
+    cdef readonly dict terms, rates
     cdef object read_clock, derated
     cdef long long system_offset_us
     cdef LeaseTerms last

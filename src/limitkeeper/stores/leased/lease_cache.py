@@ -67,6 +67,7 @@ class LeaseCache:
         self.clock_offset_us = 0  # the parent's clock − ours
         self.wake: Callable[[], None] | None = None  # starts the background
         self.terms: dict[NamedLimit, LeaseTerms] = {}
+        self.rates: dict[tuple[str, str, str], list[LeaseTerms]] = {}  # the terms of every rate of a name
 
     def clear(self) -> None:
         """Holds nothing and renews the lock: at first, and in the child of a fork, whose leases are its parent's."""
@@ -97,16 +98,46 @@ class LeaseCache:
                 if found is None:
                     parent_limit = named if self.derated is None else self.derated(named)
                     found = LeaseTerms(named, parent_limit, self.fixed_batch, self.life_us)
-                    for other in self.terms.values():
-                        if other.named.identity == named.identity:  # what is known to be refused may change with this rate
-                            found.has_siblings = other.has_siblings = True
-                            for lease in other.leases.values():
-                                lease.forget_refusal()
                     self.terms[named] = found
+                    self.add_rate(found)
         self.last_named = None  # never one limit with the terms of another
         self.last = found
         self.last_named = named
         return found
+
+    def add_rate(self, terms: LeaseTerms) -> None:
+        """Adds the terms of a rate to those of its name. With the second one, what is known to be refused may change."""
+        rates = self.rates.setdefault(terms.named.identity, [])
+        for other in rates if len(rates) == 1 else ():
+            other.has_siblings = True
+            for lease in list(other.leases.values()):
+                lease.forget_refusal()
+        terms.has_siblings = bool(rates)
+        rates.append(terms)
+
+    def register(self, named: NamedLimit) -> LeaseTerms:
+        """The terms of a limit, with one user more."""
+        with self.lock:
+            terms: LeaseTerms = self.terms_of(named)
+            terms.users = max(terms.users, 0) + 1
+            return terms
+
+    def unregister(self, named: NamedLimit) -> LeaseTerms:
+        """The terms of a limit, with one user less. Without users they go, once no lease is left."""
+        with self.lock:
+            terms: LeaseTerms = self.terms_of(named)
+            terms.users = max(terms.users - 1, 0)
+            self.remove_unused(terms)
+            return terms
+
+    def remove_unused(self, terms: LeaseTerms) -> None:
+        if terms.users == 0 and not terms.leases and self.terms.get(terms.named) is terms:
+            del self.terms[terms.named]
+            rates = self.rates[terms.named.identity]
+            rates.remove(terms)
+            if not rates:
+                del self.rates[terms.named.identity]
+            self.last_named = None
 
     @cython.cfunc
     def answer_one(
@@ -372,7 +403,7 @@ class LeaseCache:
         terms: LeaseTerms = self.terms_of(named)
         if not terms.has_siblings:
             return [terms]
-        return [other for other in list(self.terms.values()) if other.named.identity == named.identity]
+        return list(self.rates.get(named.identity, ()))
 
     def forget_refusals(self, named: NamedLimit, key: str, others: bool = False) -> None:
         """Forgets what is known to be refused for a key that was changed at the parent: by every rate of the name, or by the
@@ -475,3 +506,4 @@ class LeaseCache:
             if lease.terms.leases.get(lease.key) is lease:
                 del lease.terms.leases[lease.key]
                 self.keys -= 1
+                self.remove_unused(lease.terms)

@@ -479,10 +479,10 @@ class LeasedStore(WrapperStore):
         return found
 
     def register(self, limit: NamedLimit) -> None:
-        self.parent.register(self.cache.terms_of(limit).parent_limit)
+        self.parent.register(self.cache.register(limit).parent_limit)
 
     def unregister(self, limit: NamedLimit) -> None:
-        self.parent.unregister(self.cache.terms_of(limit).parent_limit)
+        self.parent.unregister(self.cache.unregister(limit).parent_limit)
 
     def answers_within(self, budget_us: int) -> bool:
         """A third of the budget for every call of the parent, of which none begins after two thirds."""

@@ -130,8 +130,8 @@ class Membership:
         self._rehash = rehash
         self._hot_rate = hot_rate
         self._make_lease = make_lease
-        #: The rates of each name, in order of their registration.
-        self._limits: dict[tuple[str, str, str], dict[NamedLimit, None]] = {}
+        #: The rates of each name, in order of their registration, and how many use each.
+        self._limits: dict[tuple[str, str, str], dict[NamedLimit, int]] = {}
         self._numbers = itertools.count()
         self._changing = threading.RLock()
         self._writing = threading.RLock()
@@ -157,13 +157,22 @@ class Membership:
         return [(shard.leased or shard).store for shard in self.shards.values()]
 
     def register(self, limit: NamedLimit) -> None:
-        self._limits.setdefault(limit.identity, {})[limit] = None
+        rates = self._limits.setdefault(limit.identity, {})
+        rates[limit] = rates.get(limit, 0) + 1
         for shard in self.shards.values():
             self._register_at(limit, shard)
 
     def unregister(self, limit: NamedLimit) -> None:
+        """Forgets a rate with its last user, but for the last one of a name: its keys may have states, which move with it."""
+        rates = self._limits.get(limit.identity, {})
+        if rates.get(limit, 0) > 1:
+            rates[limit] -= 1
+        elif len(rates) > 1:
+            rates.pop(limit, None)
         for shard in self.shards.values():
-            shard.store.unregister(self.router.limit_at(limit, shard))
+            for place in (shard, shard.leased):
+                if place is not None:
+                    place.store.unregister(self.router.limit_at(limit, place))
 
     def _registered(self) -> list[NamedLimit]:
         return [limit for rates in tuple(self._limits.values()) for limit in tuple(rates)]
