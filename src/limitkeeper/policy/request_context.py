@@ -39,10 +39,15 @@ def method_of(word: str) -> str:
 
 def query_values(query: str, name: str, most: int = MAX_QUERY) -> tuple[str | None, bool]:
     """The first value of a parameter, and whether there may be another: several values, or a query that is too long to be read,
-    of which the application may take any."""
-    parts = [parameter.partition("=") for parameter in query[:most].split("&", PARAMETERS)]
-    found = dict.fromkeys([decode_parameter(value) for given, _, value in parts[:PARAMETERS] if decode_parameter(given) == name])
+    of which the application may take any. Bytes that are not percent-encoded are UTF-8 to some applications, and Latin-1 to
+    others (Django, where they are no UTF-8; Starlette in forms): where both readings differ, there are two values."""
+    parts = query[:most].split("&", PARAMETERS)
     more = len(query) > most or len(parts) > PARAMETERS
+    del parts[PARAMETERS:]
+    if not query.isascii():
+        parts += [part.encode("utf-8", "surrogatepass").decode("latin-1") for part in parts]
+    pairs = [part.partition("=") for part in parts]
+    found = dict.fromkeys([decode_parameter(value) for given, _, value in pairs if decode_parameter(given) == name])
     return next(iter(found), None), more or len(found) > 1
 
 

@@ -92,6 +92,21 @@ def test_a_form_whose_fields_a_semicolon_may_separate_has_one_reading_or_shares_
     assert email(body, FORM) == value
 
 
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b"email=jos%C3%A9", "jos\u00e9"),
+        (b"email=jos\xe9", SEVERAL),
+        (b"email=jos\xc3\xa9", SEVERAL),
+        (b"email=jos%C3%A9&email=jos\xe9", SEVERAL),
+        (b"email=ann&note=\xe9", "ann"),
+    ],
+)
+def test_bytes_of_a_form_that_are_not_encoded_have_one_reading_or_share_a_key(body, value):
+    """Django reads `jos\\xe9` as Latin-1 and so does Starlette; others read UTF-8: no spelling of an account is a new client."""
+    assert email(body, FORM) == value
+
+
 @pytest.mark.parametrize("charset", ["utf-7", '"UTF-16"', "iso2022_jp", "utf-8; charset*0=utf-7", "x; Charset=utf-8"])
 @pytest.mark.parametrize("kind", [FORM, "application/json"])
 def test_bodies_in_another_charset_share_one_key(kind, charset):
