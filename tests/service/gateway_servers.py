@@ -168,10 +168,10 @@ def check_command(name: str, folder: Path, file: Path) -> list[str]:
 
 
 @contextmanager
-def gateway(name: str, folder: Path, text: str, port: int, source: str = "127.0.0.1") -> Iterator[Client]:
-    """A running gateway with this configuration."""
+def gateway(name: str, folder: Path, text: str, port: int, source: str = "127.0.0.1", patient: bool = True) -> Iterator[Client]:
+    """A running gateway with this configuration, with longer timeouts if it is `patient`."""
     file = folder / f"{name}.yaml"
-    file.write_text(in_folder(name, TIMEOUT.sub(r"\g<1>30s", text)))
+    file.write_text(in_folder(name, TIMEOUT.sub(r"\g<1>30s", text) if patient else text))
     with (folder / f"{name}.log").open("w") as log:
         arguments = command(name, folder, file)
         process = subprocess.Popen(arguments, stdout=log, stderr=log, cwd=folder, env=environment(folder))

@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,50 @@ def test_every_spelling_of_a_limited_path_is_checked(exported, service):
     for path in SPELLINGS:
         allowed = service.post("/v1/check", request={"method": "GET", "path": path}).json()["allowed"]
         assert client.send("GET", path).status in ((200, 400) if allowed else (429, 400)), path
+
+
+WAITS = """
+name: shop
+identify: {ip: {client_ip: {trusted_proxies: [127.0.0.1]}}}
+limits:
+  - {name: slow, match: /slow, limit: token bucket 2/s burst 1, on_refusal: wait up to 5s}
+"""
+
+
+@each_gateway(*GATEWAYS)
+def test_a_request_that_waits_passes_no_earlier_than_its_rule_admits_it(name, tmp_path, app):
+    """A gateway that gave up earlier would take the service for late, and let the requests pass."""
+    file = tmp_path / "waits.yaml"
+    file.write_text(WAITS)
+    with Running(policy=file) as running:
+        ports = {"service": running.http, "application": app, "listen": free_port()}
+        text = written(name, Policy.read(WAITS), ports)
+        with gateway(name, tmp_path, text, ports["listen"], patient=False) as client:
+            began = time.monotonic()
+            with ThreadPoolExecutor(3) as threads:
+                statuses = [one.status for one in threads.map(lambda _: client.send("GET", "/slow"), range(3))]
+            took = time.monotonic() - began
+    assert (statuses, took >= 1) == ([200] * 3, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "times"),
+    [
+        ({}, ("250ms", "0.25s")),
+        ({"budget": "1.5s"}, ("1650ms", "1.65s")),
+        ({"on_refusal": "wait up to 1min"}, ("60250ms", "60.25s")),
+        ({"on_refusal": "wait up to 12.3456s", "budget": "345.6us"}, ("12496ms", "12.496s")),
+    ],
+)
+def test_how_long_a_gateway_waits_for_the_service(fields, times):
+    top = {name: fields[name] for name in fields if name == "budget"}
+    rule = {"name": "a", "limit": "1/s", **{name: fields[name] for name in fields if name != "budget"}}
+    policy = Policy.of(limits=[rule], **top)
+    ports = {"service": 7070, "application": 8080, "listen": 8000}
+    printed = {name: written(name, policy, ports) for name in GATEWAYS}
+    assert f"proxy_read_timeout {times[0]};" in printed["nginx"]
+    assert f"response_header_timeout {times[0]}\n" in printed["caddy"]
+    assert f"timeout: {times[1]}}}" in printed["envoy"]
 
 
 @pytest.mark.parametrize("fail_open", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["open", "closed"])

@@ -24,7 +24,7 @@ from ..policy.identity.client_ip import ClientIp
 from ..policy.identity.identify import Called, Certificate, Cookie, Header, Network
 from ..policy.identity.jwt import Jwt
 from ..policy.identity.paths import normalize_path, segments_of
-from ..policy.model import Identity, Match, Policy, Tiers
+from ..policy.model import WAIT, Identity, Match, Policy, Tiers
 from ..web.field_names import SPELLING, WORDS
 from ..web.headers import DRAFTS
 from . import gateway_templates as templates
@@ -42,7 +42,8 @@ UNAVAILABLE = '{"code": "RATE_LIMITED", "message": "Try again later."}'
 @dataclass(frozen=True)
 class Gateway:
     """What a gateway needs to know. `limited`: a regular expression of the paths that rules match, None: all. `headers`: the
-    request headers that the policy reads, None: any. `retry_after` and `fields`: the response fields that the policy sends."""
+    request headers that the policy reads, None: any. `retry_after` and `fields`: the response fields that the policy sends.
+    `timeout_ms`: after it, the service is late."""
 
     policy: str
     limited: str | None
@@ -54,6 +55,7 @@ class Gateway:
     application: Address
     listen: Address
     fail_open: bool
+    timeout_ms: int
 
     @staticmethod
     def of(policy: Policy, service: str, application: str, listen: str, fail_open: bool = True) -> Gateway:
@@ -69,6 +71,7 @@ class Gateway:
             address("--application", application),
             address("--listen", listen),
             fail_open,
+            answer_time_ms(policy),
         )
 
 
@@ -108,6 +111,13 @@ def template_pattern(template: str) -> str:
 def literal(segment: str) -> str:
     """A segment; what is not plain is always asked about, so that it needs no exact pattern."""
     return re.sub(r"[^A-Za-z0-9_~@-]", lambda found: "[.]" if found[0] == "." else "[^/]*", segment)
+
+
+def answer_time_ms(policy: Policy) -> int:
+    """How long the service may take for an answer: the longest wait of a rule, the budget of the store, and 150 ms. A gateway
+    that gives up earlier would let the requests pass that a rule delays."""
+    waits = [rule.on_refusal.wait_us for rule in policy.rules if rule.on_refusal.action == WAIT]
+    return 150 - (-(max(waits, default=0) + policy.budget_us) // 1000)
 
 
 def read_headers(policy: Policy) -> tuple[str, ...] | None:
@@ -281,6 +291,7 @@ def quoted(text: str) -> str:
 def shared_values(gateway: Gateway) -> dict[str, object]:
     found: dict[str, object] = {"policy": gateway.policy, "address": gateway.address_header, "refused": REFUSED}
     found["unavailable"] = UNAVAILABLE
+    found |= {"timeout": f"{gateway.timeout_ms}ms", "timeout_s": f"{gateway.timeout_ms / 1000:g}s"}
     for name, one in (("service", gateway.service), ("application", gateway.application), ("listen", gateway.listen)):
         found |= {name: one, f"{name}_host": one.host, f"{name}_port": one.port}
     return found

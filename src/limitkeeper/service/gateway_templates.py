@@ -54,7 +54,7 @@ http {
             proxy_set_header <<address>> $remote_addr;
             proxy_set_header X-Limitkeeper-Token "";   # the service's token, if it has one
             proxy_connect_timeout 100ms;
-            proxy_read_timeout 250ms;
+            proxy_read_timeout <<timeout>>;
             proxy_intercept_errors on;
             <<down>>
         }
@@ -123,7 +123,7 @@ CADDY = """\
 		header_up X-Limitkeeper-Token "{env.LIMITKEEPER_TOKEN}"
 		transport http {
 			dial_timeout 100ms
-			response_header_timeout 250ms
+			response_header_timeout <<timeout>>
 		}
 		<<success>>
 		@allowed status 200
@@ -178,7 +178,7 @@ static_resources:
                         patterns:
                           <<headers>>
                       http_service:
-                        server_uri: {uri: "http://<<service>>", cluster: limitkeeper, timeout: 0.25s}
+                        server_uri: {uri: "http://<<service>>", cluster: limitkeeper, timeout: <<timeout_s>>}
                         path_prefix: /auth/path
                         authorization_request:
                           headers_to_add:
