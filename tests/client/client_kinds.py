@@ -111,7 +111,7 @@ class AiohttpKind:
         return asyncio.run(main())
 
     def body(self, response: aiohttp.ClientResponse) -> bytes:
-        return response._body or b""
+        return asyncio.run(response.text("latin-1")).encode("latin-1")
 
 
 KINDS = {

@@ -133,14 +133,23 @@ def test_the_last_response_is_in_the_exception(kind, clock, limits_of):
     assert clock.now_us() / 1e6 - NOON <= SPREAD + 2 * SPREAD
 
 
-def test_a_refusal_without_end(limits_of):
+def refusal_of(answer, kind, limits):
+    """The body of the last response that a client gets from a server that always refuses."""
+    with ScriptedServer([answer]) as server, pytest.raises(RetriesExhausted) as caught:
+        kind.call(limits, "GET", server.url)
+    return kind.body(caught.value.response)
+
+
+def test_a_refusal_without_end(kind, limits_of):
     """Of the body of a refusal 64 KiB are read, compressed or not, whatever the server sends."""
     many = (b"x" * 65536,) * 8
-    for headers in ({}, {"Content-Encoding": "gzip"}):
-        with ScriptedServer([Answer(503, headers, chunks=many)]) as server:
-            with pytest.raises(RetriesExhausted) as caught:
-                HttpxKind().call(limits_of(retry=Retry(attempts=2)), "GET", server.url)
-            assert len(caught.value.response.content) == (0 if headers else 65536)
+    for headers, size in ({}, 65536), ({"Content-Encoding": "gzip"}, 0):
+        assert len(refusal_of(Answer(503, headers, chunks=many), kind, limits_of(retry=Retry(attempts=2)))) == size
+
+
+def test_a_refusal_of_unknown_length(kind, limits_of):
+    """The body of a refusal is there also without a Content-Length."""
+    assert refusal_of(Answer(503, chunks=(b"on", b"e")), kind, limits_of(retry=Retry(attempts=2))) == b"one"
 
 
 def test_a_refusal_that_comes_slowly(kind):

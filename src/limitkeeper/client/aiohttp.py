@@ -72,10 +72,13 @@ class AiohttpSender:
     async def adrain(
         self, request: aiohttp.ClientRequest, response: aiohttp.ClientResponse, left: float
     ) -> aiohttp.ClientResponse:
-        """Reads a refusal of up to MAX_KEPT bytes, so that `text()` and `json()` still work, and releases its connection."""
-        if response.content_length is not None and response.content_length <= MAX_KEPT:
-            with suppress(aiohttp.ClientError, TimeoutError):
-                async with asyncio.timeout(left):
-                    await response.read()
-        response.close()
+        """Reads up to MAX_KEPT bytes of a refusal, and releases its connection; `text()` and `json()` still work."""
+        kept = bytearray()
+        with suppress(aiohttp.ClientError, TimeoutError):  # the body is cut off, or wrongly compressed
+            async with asyncio.timeout(left):
+                while len(kept) < MAX_KEPT and (part := await response.content.read(MAX_KEPT - len(kept))):
+                    kept += part
+        if not response.content.at_eof():
+            response.close()
+        response._body = bytes(kept)  # where aiohttp keeps a body that was read
         return response
