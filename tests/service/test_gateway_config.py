@@ -119,6 +119,29 @@ def test_every_spelling_of_a_limited_path_is_checked(exported, service):
         assert client.send("GET", path).status in ((200, 400) if allowed else (429, 400)), path
 
 
+COSTS = """
+name: shop
+identify: {ip: {client_ip: {trusted_proxies: [127.0.0.1]}}}
+limits:
+  - {name: work, match: /work, limit: fixed window 3/h align first, cost: {header: X-Cost, max: 3}}
+"""
+
+
+@each_gateway(*GATEWAYS)
+def test_a_header_that_the_client_has_not_sent_is_absent(name, tmp_path, app):
+    """Caddy sends empty fields in the place of missing ones: such a cost is the default, and such a request is from no page."""
+    file = tmp_path / "costs.yaml"
+    file.write_text(COSTS)
+    with Running(policy=file) as running:
+        ports = {"service": running.http, "application": app, "listen": free_port()}
+        with gateway(name, tmp_path, written(name, Policy.read(COSTS), ports), ports["listen"]) as client:
+            answers = [client.send("GET", "/work", **more) for more in ({}, {}, {"X_Cost": "2"}, {"X_Cost": "1"}, {})]
+            refused = client.send("GET", "/work?deny=403")
+    assert [one.status for one in answers] == [200, 200, 429, 200, 429]
+    assert refused.status == 429
+    assert "Access-Control-Expose-Headers" not in refused.headers
+
+
 WAITS = """
 name: shop
 identify: {ip: {client_ip: {trusted_proxies: [127.0.0.1]}}}

@@ -114,7 +114,7 @@ CADDY = """\
 (limited) {
 	reverse_proxy <<service>> {
 		method GET
-		rewrite /auth
+		rewrite /auth?
 		<<headers>>
 		header_up X-Forwarded-Method {method}
 		header_up X-Forwarded-Uri {http.request.orig_uri}

@@ -229,7 +229,8 @@ class Router:
         refused = self._refuse_token(request.header(b"x-limitkeeper-token"))
         if refused is not None:
             return refused
-        headers, method, uri = request.headers, request.method, request.url.removeprefix(b"/auth/path")
+        method, uri = request.method, request.url.removeprefix(b"/auth/path")
+        headers = [field for field in request.headers if field[1]]  # Caddy sends empty fields in the place of missing ones
         deny: Callable[[int], int] = below_500
         if path == b"/auth":
             deny = (lambda _: 403) if b"deny=403" in request.url.partition(b"?")[2].split(b"&") else int
@@ -263,7 +264,7 @@ def is_own_name(host: str) -> bool:
 
 def auth_response(evaluation: Evaluation, request: Request, deny: Callable[[int], int]) -> Response:
     """`deny` gives the status that the gateway understands as that refusal; X-Limitkeeper-Status has the refusal's own."""
-    evaluation.origin = request.header(b"origin") is not None
+    evaluation.origin = bool(request.header(b"origin"))
     added: Headers = fields(evaluation)
     if evaluation.refusal is None:
         return 200, b'{"allowed":true}', added
