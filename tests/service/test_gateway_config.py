@@ -176,6 +176,7 @@ def test_a_request_that_waits_passes_no_earlier_than_its_rule_admits_it(name, tm
     ],
 )
 def test_how_long_a_gateway_waits_for_the_service(fields, times):
+    """150 ms, the budget and the longest wait together, in milliseconds that are rounded up."""
     top = {name: fields[name] for name in fields if name == "budget"}
     rule = {"name": "a", "limit": "1/s", **{name: fields[name] for name in fields if name != "budget"}}
     policy = Policy.of(limits=[rule], **top)
