@@ -119,6 +119,22 @@ def test_every_spelling_of_a_limited_path_is_checked(exported, service):
         assert client.send("GET", path).status in ((200, 400) if allowed else (429, 400)), path
 
 
+@each_gateway(*GATEWAYS)
+def test_a_policy_of_hundreds_of_paths_and_servers_with_names(name, tmp_path, app):
+    """nginx reads 4095 bytes as one word, and Envoy compiles only small patterns and looks up names only where it is told to."""
+    rule = "{{name: r{0}, match: '/api/v1/customers/{{customer}}/orders{0}', limit: fixed window 1/h align first}}"
+    text = "\n  - ".join(["name: many\nlimits:", *(rule.format(i) for i in range(300))])
+    file = tmp_path / "many.yaml"
+    file.write_text(text)
+    with Running(policy=file) as running:
+        ports = {"service": f"localhost:{running.http}", "application": f"localhost:{app}"}
+        listen = free_port()
+        printed = WRITERS[name](Gateway.of(Policy.read(text), **ports, listen=f"127.0.0.1:{listen}"))
+        with gateway(name, tmp_path, printed, listen) as client:
+            for path, statuses in {"orders0": [200, 429], "orders299": [200, 429], "orders300": [200, 200]}.items():
+                assert client.statuses(2, "GET", f"/api/v1/customers/7/{path}") == statuses
+
+
 COSTS = """
 name: shop
 identify: {ip: {client_ip: {trusted_proxies: [127.0.0.1]}}}
@@ -244,6 +260,11 @@ def test_a_wrong_address_is_named(flag, value, capsys):
     assert f"{flag}: expected HOST:PORT" in capsys.readouterr().err
 
 
+def test_envoy_listens_on_addresses_only(capsys):
+    assert main(["policy", "export", "envoy", str(EXAMPLE), "--listen", "localhost:8000"]) == 2
+    assert "--listen: Envoy listens on an IP address such as 127.0.0.1, got 'localhost'" in capsys.readouterr().err
+
+
 def test_an_invalid_policy_is_shown_with_its_place(tmp_path, capsys):
     """As by `policy check`, with the exit code for errors."""
     (tmp_path / "bad.yaml").write_text("limits: [{name: a, limit: 5/fortnight}]")
@@ -315,7 +336,7 @@ def test_a_path_that_a_rule_encodes_is_checked(template, path):
     """Rules' paths are normalized as requests' are, so a plain path may match one that is written otherwise."""
     policy = Policy.of(limits=[{"name": "a", "match": template, "limit": "1/h"}])
     assert Gate(policy, store=MemoryStore()).ask(WrittenRequest(path=path)).entries
-    assert re.fullmatch(limited_paths(policy), path, re.I)
+    assert re.fullmatch("|".join(limited_paths(policy)), path, re.I)
 
 
 def test_a_message_of_a_function_needs_all_headers():

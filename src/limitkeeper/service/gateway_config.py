@@ -15,7 +15,7 @@ and resolve less than the policy does, so that /x/..%2fcheckout would pass.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
@@ -28,6 +28,7 @@ from ..policy.model import WAIT, Identity, Match, Policy, Tiers
 from ..web.field_names import SPELLING, WORDS
 from ..web.headers import DRAFTS
 from . import gateway_templates as templates
+from .app import is_address
 from .settings import Address
 from .settings import address as read_address
 
@@ -35,18 +36,20 @@ SEGMENT = "[A-Za-z0-9_~@-][A-Za-z0-9_~@.-]*"
 PLAIN = f"/(?:{SEGMENT}(?:/{SEGMENT})*/?)?"
 #: What the response to a refused client depends on.
 ANSWER_HEADERS = ("Accept", "Origin")
+#: nginx reads at most 4095 bytes as one word. A template has at most 400 characters, each at most five in a pattern.
+MAX_NGINX = 4000
 REFUSED = '{"code": "RATE_LIMITED", "message": "Too many requests."}'
 UNAVAILABLE = '{"code": "RATE_LIMITED", "message": "Try again later."}'
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """What a gateway needs to know. `limited`: a regular expression of the paths that rules match, None: all. `headers`: the
+    """What a gateway needs to know. `limited`: regular expressions of the paths that rules match, None: all. `headers`: the
     request headers that the policy reads, None: any. `retry_after` and `fields`: the response fields that the policy sends.
     `timeout_ms`: after it, the service is late."""
 
     policy: str
-    limited: str | None
+    limited: tuple[str, ...] | None
     headers: tuple[str, ...] | None
     address_header: str
     retry_after: str
@@ -88,12 +91,12 @@ def address(flag: str, text: str) -> Address:
 # What the policy reads -----------------------------------------------------------------------------------------------
 
 
-def limited_paths(policy: Policy) -> str | None:
-    """A regular expression of all rules' paths; None: some rule, or the penalty box, is about every path."""
+def limited_paths(policy: Policy) -> tuple[str, ...] | None:
+    """Regular expressions of all rules' paths; None: some rule, or the penalty box, is about every path."""
     matches = [match for rule in policy.rules for match in rule.match or (Match(),)]
     if policy.penalty_box is not None or any(match.path in ("", "/**") for match in matches):
         return None
-    return "|".join(dict.fromkeys(template_pattern(match.path) for match in matches)) or "(?:)"
+    return tuple(dict.fromkeys(template_pattern(match.path) for match in matches)) or ("(?:)",)
 
 
 def template_pattern(template: str) -> str:
@@ -225,13 +228,25 @@ def fill(template: str, **values: object) -> str:
     return re.sub(r"(?m)^[ \t]+$\n", "", template)
 
 
+def alternatives(patterns: Iterable[str], longest: int) -> Iterator[str]:
+    """The patterns joined by `|`, in texts of at most `longest` characters."""
+    joined = ""
+    for one in patterns:
+        if joined and len(joined) + len(one) >= longest:
+            yield joined
+            joined = ""
+        joined += "|" * bool(joined) + one
+    yield joined
+
+
 def nginx(gateway: Gateway) -> str:
     def variable(name: str) -> str:
         return name.lower().replace("-", "_")
 
     asks, names = "", gateway.headers
     if gateway.limited is not None:
-        asks = fill(templates.NGINX_MAP, limited=gateway.limited, plain=PLAIN)
+        lines = [f'"~*^(?:{one})(?:\\?|$)" 1;' for one in alternatives(gateway.limited, MAX_NGINX)]
+        asks = fill(templates.NGINX_MAP, limited="\n".join(lines), plain=PLAIN)
     passed = "" if names is None else "proxy_pass_request_headers off;\n"
     passed += "\n".join(f"proxy_set_header {name} $http_{variable(name)};" for name in names or ())
     fields = (gateway.retry_after, *gateway.fields)
@@ -258,7 +273,7 @@ def caddy(gateway: Gateway) -> str:
     fields = "\n".join(f"header {name} {{rp.header.{name.title()}}}" for name in gateway.fields)
     return fill(
         templates.CADDY,
-        routes=fill(templates.CADDY_ROUTES, limited=gateway.limited, plain=PLAIN)
+        routes=fill(templates.CADDY_ROUTES, limited="|".join(gateway.limited), plain=PLAIN)
         if gateway.limited is not None
         else "import limited",
         headers=passed,
@@ -269,17 +284,21 @@ def caddy(gateway: Gateway) -> str:
 
 
 def envoy(gateway: Gateway) -> str:
+    if not is_address(gateway.listen.host):
+        raise ConfigurationError(f"--listen: Envoy listens on an IP address such as 127.0.0.1, got {gateway.listen.host!r}")
     patterns = (
         ["{safe_regex: {regex: '.*'}}"] if gateway.headers is None else [f"{{exact: {one.lower()}}}" for one in gateway.headers]
     )
     return fill(
         templates.ENVOY,
-        routes=fill(templates.ENVOY_ROUTES, limited=quoted(f"(?i)(?:{gateway.limited})"), plain=quoted(PLAIN))
+        routes=fill(templates.ENVOY_ROUTES, limited=quoted(f"(?i)(?:{'|'.join(gateway.limited)})"), plain=quoted(PLAIN))
         if gateway.limited is not None
         else "",
         headers="\n".join(f"- {one}" for one in patterns),
         fields="\n".join(f"- {{exact: {one.lower()}}}" for one in gateway.fields) or "- {exact: retry-after}",
         allow="true" if gateway.fail_open else "false",
+        service_type="" if is_address(gateway.service.host) else templates.ENVOY_NAMED,
+        application_type="" if is_address(gateway.application.host) else templates.ENVOY_NAMED,
         **shared_values(gateway),
     )
 

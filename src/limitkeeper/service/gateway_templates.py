@@ -4,7 +4,7 @@ NGINX_MAP = """\
 # Paths that a rule matches, and unusual spellings (%2e, //, ;), are asked about; others pass.
 map $request_uri $limitkeeper_asks {
     default 1;
-    "~*^(?:<<limited>>)(?:\\?|$)" 1;
+    <<limited>>
     "~^<<plain>>(?:\\?|$)" "";
 }
 """
@@ -154,8 +154,16 @@ ENVOY_ROUTES = """\
       "@type": type.googleapis.com/envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute
       disabled: true"""
 
+ENVOY_NAMED = """\
+type: STRICT_DNS
+dns_lookup_family: V4_PREFERRED"""
+
 ENVOY = """\
 # Envoy asks limitkeeper about requests. Written by: limitkeeper policy export envoy (policy '<<policy>>')
+layered_runtime:
+  layers:
+    - name: paths
+      static_layer: {re2.max_program_size.error_level: 1000000}   # of the pattern of all limited paths; Envoy's default is 100
 static_resources:
   listeners:
     - name: gateway
@@ -201,6 +209,7 @@ static_resources:
                           route: {cluster: application}
   clusters:
     - name: limitkeeper
+      <<service_type>>
       connect_timeout: 0.1s
       load_assignment:
         cluster_name: limitkeeper
@@ -208,6 +217,7 @@ static_resources:
           - lb_endpoints:
               - endpoint: {address: {socket_address: {address: "<<service_host>>", port_value: <<service_port>>}}}
     - name: application
+      <<application_type>>
       connect_timeout: 1s
       load_assignment:
         cluster_name: application
