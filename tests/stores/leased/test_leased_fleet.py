@@ -149,8 +149,8 @@ def test_leases_lose_no_utilisation(limit, nodes):
 SHARED = [(f"token bucket {rate}/s burst 100", rate) for rate in (20, 100, 1000)]
 SHARED += [("token bucket 100/s burst 10", 100), ("token bucket 1000/s burst 10", 1000), ("token bucket 1000/s burst 20", 1000)]
 SHARED += [("leaky bucket 1000/s capacity 50", 1000), ("fixed window 600/min", 10)]
-SHARED += [(f"{kind} {rate}/s", rate) for kind in ("fixed window", "sliding window log") for rate in (20, 100, 1000)]
-SHARED += [(f"sliding window counter {rate}/s", rate) for rate in (20, 100, 1000)]
+SHARED += [(f"{kind} {rate}/s", rate) for kind in ("fixed window", "sliding window log") for rate in (20, 40, 100, 1000)]
+SHARED += [(f"sliding window counter {rate}/s", rate) for rate in (20, 40, 100, 1000)]
 
 
 @pytest.mark.parametrize("load", [0.5, 1, 2])

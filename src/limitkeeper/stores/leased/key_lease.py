@@ -436,8 +436,9 @@ class Lease:
         return max(cost, 1, min(most, int(self.parent_left) // 4) if few else most)
 
     def probably_spent(self) -> int:
-        """How many of m expected calls come in a life even if few come: m − 1.5 √m (at random, 1 in 15 has fewer); or −1."""
-        expected = float(self.rate * self.terms.life_us)
+        """How many of m expected calls come in a life even if few come: m − 1.5 √m (at random, 1 in 15 has fewer); or −1, also
+        while demand was observed for less than a life: two calls that happen to meet are no demand."""
+        expected = float(self.rate * min(int(self.observed_us), int(self.terms.life_us)))
         return int(expected - 1.5 * expected**0.5) if expected >= 6.25 else -1
 
     def scarce_batch(self, most: int) -> int:
