@@ -135,11 +135,14 @@ class Far(WrappedStore):
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)
-        self.executed, self.answered = asyncio.Event(), asyncio.Event()
+        self.asked, self.executed, self.answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.charged = asyncio.Event()
 
     async def adecide(self, claims: Any, max_wait_us: int | None = 0, **options: Any) -> Decision:
+        self.asked.set()
         await self.executed.wait()
         decision = self.inner.decide(claims, max_wait_us, **options)
+        self.charged.set()
         await self.answered.wait()
         return decision
 
@@ -157,10 +160,10 @@ def test_a_reset_during_a_fetch_loses_nothing(rule, first):
         if first == "fetch":
             parent.executed.set()
         fetching = asyncio.ensure_future(limiter.hit("key"))
-        await asyncio.sleep(0)
+        await (parent.charged if first == "fetch" else parent.asked).wait()
         await limiter.reset("key")
         parent.executed.set()
-        await asyncio.sleep(0)
+        await parent.charged.wait()
         parent.answered.set()
         admitted = bool(await fetching)
         await store.areturn_all()
