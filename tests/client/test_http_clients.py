@@ -173,8 +173,8 @@ def test_a_refusal_that_comes_slowly(kind):
 
 
 def test_reset_connections(kind, limits_of):
-    """A connection that the server resets is a failure: a GET is repeated, and the client's own exception is raised in the end.
-    A connection that the server resets is a failure: a GET is repeated, and the client's own exception is raised in the end."""
+    """A connection that the server resets is a failure: a GET is repeated, and the client's own exception is raised in the
+    end."""
     with ScriptedServer([Answer(reset=True), Answer(reset=True), OK]) as server:
         assert kind.call(limits_of(), "GET", server.url) == (200, b"ok")
     with ScriptedServer([Answer(reset=True)]) as server:

@@ -40,8 +40,8 @@ def test_callers_with_separate_stores_are_over_the_bound():
 
 @pytest.mark.parametrize(("forgotten", "jumps", "allowed"), [(0, 0, 60), (1, 0, 120), (2, 1, 240)])
 def test_the_bound_counts_what_a_fault_is_worth(forgotten, jumps, allowed):
-    """Each loss of state and each jump of the clock adds one full limit to the bound, no more; time adds nothing to a window's.
-    Each loss of state and each jump of the clock adds one full limit to the bound, no more; time adds nothing to a window's."""
+    """Each loss of state and each jump of the clock adds one full limit to the bound, no more; time adds nothing to a
+    window's."""
     assert most(LIMITS["window"], 100.0, forgotten, jumps) == allowed
     assert most(LIMITS["bucket"], 2.0, forgotten, jumps) == 40 * (1 + forgotten + jumps) + 40
 

@@ -91,8 +91,8 @@ def test_no_descriptor_is_left(service):
 
 
 def test_large_replies_are_sent_as_they_are_read(service):
-    """A client that requests 64 MB in one read of the service and does not read the replies costs less memory; then it gets all.
-    A client that requests 64 MB in one read of the service and does not read the replies costs less memory; then it gets all."""
+    """A client that requests 64 MB in one read of the service and does not read the replies costs less memory; then it gets
+    all."""
     size = 200_000
     command = b"*2\r\n$4\r\nECHO\r\n$%d\r\n%b\r\n" % (size, b"x" * size)
     with service.raw(service.resp) as sock:

@@ -170,8 +170,8 @@ def test_operations_are_capped(gate, refusal, part, kind):
 @pytest.mark.untraced
 @pytest.mark.parametrize("part", PARTS)
 def test_no_pattern_backtracks(gate, refusal, part):
-    """A text that matches nearly to its end fails at once, without minutes of backtracking: within the bound, and in a megabyte.
-    A text that matches nearly to its end fails at once, without minutes of backtracking: within the bound, and in a megabyte."""
+    """A text that matches nearly to its end fails at once, without minutes of backtracking: within the bound, and in a
+    megabyte."""
     sizes = {"path": 8002, "query": 16_000, "cookie": 4000, "host": 250, "forwarded": 1000, "x-forwarded-for": 1000}
     for unit in UNITS:
         for end in ("x", "%", "/", " ", "="):

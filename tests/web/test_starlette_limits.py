@@ -6,7 +6,9 @@ import threading
 from typing import Any
 
 import pytest
+from fastapi import Depends, FastAPI
 from starlette.applications import Starlette
+from starlette.convertors import CONVERTOR_TYPES, Convertor
 from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -18,6 +20,7 @@ from limitkeeper import ConfigurationError, MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.web.asgi import RateLimitMiddleware
+from limitkeeper.web.fastapi import RateLimit
 from limitkeeper.web.starlette import limit
 
 MESSAGE = "Too many checkout attempts. Retry after {retry_after}s."
@@ -36,8 +39,8 @@ async def ok(request: Any) -> Any:
 
 
 def test_the_eleventh_checkout_of_an_endpoint(store, clock):
-    """The eleventh checkout is refused with the usual text and fields, the handler is not called, and after the wait it passes.
-    The eleventh checkout is refused with the usual text and fields, the handler is not called, and after the wait it passes."""
+    """The eleventh checkout is refused with the usual text and fields, the handler is not called, and after the wait it
+    passes."""
     calls = []
 
     @limit("5/s burst 10", message=MESSAGE, store=store)
@@ -145,6 +148,35 @@ def test_a_key_is_made_from_the_request(store, key):
     http = client(one(checkout))
     for user in ({"x-user": "ann"}, {"x-user": "zoë".encode()}, {}):
         assert [http.post("/checkout", headers=user).status_code for _ in range(2)] == [200, 429]
+
+
+class Word(Convertor[int]):
+    regex = "[^/]+"
+
+    def convert(self, value: str) -> int:
+        return {"seven": 7}.get(value) or int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+def starlette_route(**options: Any) -> Any:
+    return Starlette(routes=[Route("/orders/{order:word}", limit("fixed window 1/min", **options)(ok))])
+
+
+def fastapi_route(**options: Any) -> Any:
+    app = FastAPI()
+    app.get("/orders/{order:word}", dependencies=[Depends(RateLimit("fixed window 1/min", **options))])(lambda: "ok")
+    return app
+
+
+@pytest.mark.parametrize("app", [starlette_route, fastapi_route])
+def test_a_key_from_the_path_is_the_value_that_the_router_has_converted(store, app, monkeypatch):
+    """Values that a convertor of the path takes for one value are one key of a route's limit."""
+    monkeypatch.setitem(CONVERTOR_TYPES, "word", Word())
+    http = client(app(key="order", identify={"order": {"path": "order"}}, match="/orders/{order}", store=store))
+    statuses = [http.get(f"/orders/{value}").status_code for value in ("seven", "7", "07", "+7", "8")]
+    assert statuses == [200, 429, 429, 429, 200]
 
 
 def test_several_limits_of_one_endpoint(store):

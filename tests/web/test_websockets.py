@@ -89,8 +89,8 @@ def test_a_server_without_denial_responses(gate_of):
 
 
 def test_messages_are_counted_where_a_rule_names_them(gate_of):
-    """A message beyond the limit closes the connection with 1013; the app gets a disconnect, and its later messages are dropped.
-    A message beyond the limit closes the connection with 1013; the app gets a disconnect, and its later messages are dropped."""
+    """A message beyond the limit closes the connection with 1013; the app gets a disconnect, and its later messages are
+    dropped."""
     log: list[str] = []
     http = TestClient(chat(gate_of(MESSAGES), log), client=("192.0.2.1", 1))
     with http.websocket_connect("/chat") as socket:

@@ -74,8 +74,8 @@ def test_no_more_connections_than_allowed_are_open(valkey: Valkey, most: int) ->
 
 
 def test_waiting_for_a_connection_counts_against_the_budget(watch: Watch) -> None:
-    """The only connection is in use by a call that hangs: the next caller gets an error within its budget that nothing was sent.
-    The only connection is in use by a call that hangs: the next caller gets an error within its budget that nothing was sent."""
+    """The only connection is in use by a call that hangs: the next caller gets an error within its budget that nothing was
+    sent."""
     with Valkey() as server, RedisStore(server.url, timeout="60s", max_connections=1) as store:
         limiter = Limiter(MANY, store=store)
         limiter.hit("k")

@@ -65,8 +65,8 @@ def scripts(server: Valkey) -> int:
 @effort(30)
 @given(st.lists(st.tuples(st.sampled_from((0, 0.1, 1, 7)), st.lists(st.integers(0, 2), min_size=1, max_size=6)), max_size=8))
 def test_a_batch_of_several_rates_is_decided_in_order(valkey: Valkey, turns: list[tuple[float, list[int]]]) -> None:
-    """Tasks of one iteration with different rates on one key: once the rates have met, each is answered as one after the other.
-    Tasks of one iteration with different rates on one key: once the rates have met, each is answered as one after the other."""
+    """Tasks of one iteration with different rates on one key: once the rates have met, each is answered as one after the
+    other."""
 
     async def work() -> None:
         clock = ManualClock(NOON)

@@ -156,8 +156,8 @@ def test_a_timeout_that_a_handler_raises_while_connecting_ends_the_call(python: 
 
 
 def test_bytes_of_a_reply_are_kept_though_a_handler_ends_the_read(valkey: Valkey) -> None:
-    """A handler that raises between two parts of a read loses nothing of the reply: the read continues with the received bytes.
-    A handler that raises between two parts of a read loses nothing of the reply: the read continues with the received bytes."""
+    """A handler that raises between two parts of a read loses nothing of the reply: the read continues with the received
+    bytes."""
     idle = SyncPool(SYSTEM).idle(Endpoint("127.0.0.1", valkey.port), Login())
     deadline_us = SYSTEM.now_us() + 30_000_000
     connection = idle.take(deadline_us)

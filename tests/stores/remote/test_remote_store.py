@@ -173,8 +173,8 @@ def test_a_guard_answers_while_the_service_is_away(policy: str) -> None:
 
 @pytest.mark.slow
 def test_a_killed_service_is_unavailable_and_returns(policy: str) -> None:
-    """After kill -9 calls raise StoreUnavailable within the budget, sync and async; after a restart the same store works again.
-    After kill -9 calls raise StoreUnavailable within the budget, sync and async; after a restart the same store works again."""
+    """After kill -9 calls raise StoreUnavailable within the budget, sync and async; after a restart the same store works
+    again."""
     with Running(policy=policy) as running:
         store = RemoteStore(url_of(running, timeout="20s"))
         limiter, tasks = Limiter(TokenBucket("5/h"), store, name="killed"), AsyncLimiter(TokenBucket("5/h"), store, name="killed")
@@ -324,8 +324,8 @@ OVERRIDDEN = "name: shop\nlimits:\n  - {name: api, key: ip, limit: fixed window 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_library_users_follow_the_overrides_of_operators(tmp_path: Path, workers: str) -> None:
-    """An override by an operator of the service holds in a process with a RemoteStore, leased or sharded too; and the other way.
-    An override by an operator of the service holds in a process with a RemoteStore, leased or sharded too; and the other way."""
+    """An override by an operator of the service holds in a process with a RemoteStore, leased or sharded too; and the other
+    way."""
     path = tmp_path / "limitkeeper.yaml"
     path.write_text(OVERRIDDEN)
     policy = Policy.load(path)

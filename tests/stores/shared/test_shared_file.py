@@ -153,8 +153,8 @@ def test_names_and_limits_do_not_meet(path):
 
 
 def test_a_changed_rate_under_one_name_keeps_what_was_used(path):
-    """Under the same name and another rate the state is read in new units, also by a process that has never used the old limit.
-    Under the same name and another rate the state is read in new units, also by a process that has never used the old limit."""
+    """Under the same name and another rate the state is read in new units, also by a process that has never used the old
+    limit."""
     clock = ManualClock(1000)
     with SharedStore(path, clock=clock) as one, SharedStore(path, clock=clock) as two:
         old, new = Limiter("10/h", store=one, name="plan"), Limiter("100/h", store=two, name="plan")

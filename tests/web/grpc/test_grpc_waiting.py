@@ -86,8 +86,8 @@ def test_a_deadline_ends_the_waiting(serve, held, eventually):
 
 @pytest.mark.parametrize("serve", ["threads", "mixed"], indirect=True)
 def test_a_call_that_ends_before_it_waits_has_no_lookup_of_its_peer(serve, held, eventually):
-    """Where a call is over before its place in the queue is looked up, by its address, the server survives and serves the next.
-    Where a call is over before its place in the queue is looked up, by its address, the server survives and serves the next."""
+    """Where a call is over before its place in the queue is looked up, by its address, the server survives and serves the
+    next."""
     guarded = gate(rule(TokenBucket("1/s burst 1"), on_refusal=PATIENT), clock=held, waiting_threads=2)
     _, client = serve(guarded)
     client.pay("1")
