@@ -261,6 +261,7 @@ def test_a_wrong_address_is_named(flag, value, capsys):
 
 
 def test_envoy_listens_on_addresses_only(capsys):
+    """A host name is refused, with the flag and an address that would do."""
     assert main(["policy", "export", "envoy", str(EXAMPLE), "--listen", "localhost:8000"]) == 2
     assert "--listen: Envoy listens on an IP address such as 127.0.0.1, got 'localhost'" in capsys.readouterr().err
 
