@@ -139,9 +139,9 @@ def limited(limiter: WaitingLimiter, function: Any, key: KeyArgument, cost: Cost
     return decorated(function, context)
 
 
-def is_kind(function: Any, check: Callable[[Any], bool]) -> bool:
+def is_kind(function: object, check: Callable[[Any], bool]) -> bool:
     """Whether a function, or an object that is called as one (its `__call__`), passes a check of `inspect`."""
-    return check(function) or check(type(function).__call__)  # of the type: calling a class makes an object
+    return check(function) or check(getattr(type(function), "__call__", None))  # noqa: B004 of the type: a class makes objects
 
 
 def decorated(function: Any, context: Callable[[Args, Kwargs], CallContext]) -> Any:

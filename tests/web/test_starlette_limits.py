@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.convertors import CONVERTOR_TYPES, Convertor
 from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import HTTPException, WebSocketException
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocketDisconnect
@@ -106,6 +108,20 @@ def test_a_plain_function_runs_beside_the_loop(store):
         assert [http.get(path).status_code for path in ("/slow", "/slow", "/quick")] == [200, 429, 200]
     assert len(ran) == 2
     assert ran[0] is not ran[1]
+
+
+class Greeting:
+    async def __call__(self, request: Request) -> Response:
+        return PlainTextResponse("hello")
+
+
+@pytest.mark.parametrize("endpoint", [Greeting(), partial(ok)], ids=["object", "partial"])
+def test_an_endpoint_without_a_name(store, endpoint):
+    """An object with an async `__call__`, or a partial of an async function, is awaited, and counted by its route."""
+    limited = limit("fixed window 2/min", store=store)(endpoint)
+    http = client(Starlette(routes=[Route("/a", limited), Route("/b", limited)]))
+    for path in ("/a", "/b"):
+        assert [http.get(path).status_code for _ in range(3)] == [200, 200, 429]
 
 
 def test_methods_of_an_endpoint(store):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from traceback import format_tb
 
 from ..clock import steady_us
+from ..decorators import is_kind
 from ..errors import ConfigurationError
 
 log = logging.getLogger("limitkeeper")
@@ -69,7 +70,7 @@ def check_callback(call: object, *parameters: str, option: str = "call") -> None
     if not callable(call):
         remedy = "package.module:function" if option == "call" else f"a function of ({', '.join(parameters)})"
         raise ConfigurationError(f"{option}: {call!r} can't be called; write {remedy}")
-    if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None)):  # noqa: B004
+    if is_kind(call, inspect.iscoroutinefunction):
         raise ConfigurationError(
             f"{option}: {callback_name(call)} is async, and a decision can't await; write a synchronous function"
         )

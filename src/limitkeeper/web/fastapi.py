@@ -23,6 +23,7 @@ from inspect import Parameter, iscoroutinefunction, signature
 from typing import Annotated, Any, TypeVar, cast
 from weakref import WeakSet
 
+from ..decorators import is_kind
 from ..errors import ConfigurationError
 
 try:
@@ -266,12 +267,12 @@ def add_dependency(endpoint: E, dependency: Callable[..., object]) -> E:
     depth: int = getattr(endpoint, DEPTH, 0) + 1
     added = Parameter(f"limitkeeper_{depth}", Parameter.KEYWORD_ONLY, annotation=Annotated[Evaluation, Depends(dependency)])
     limited: Any
-    if iscoroutinefunction(endpoint):
+    if is_kind(endpoint, iscoroutinefunction):
 
         @wraps(endpoint)
         async def limited(*args: object, **named: object) -> object:
             named.pop(added.name, None)
-            return await endpoint(*args, **named)
+            return await cast(Any, endpoint)(*args, **named)
     else:
 
         @wraps(endpoint)

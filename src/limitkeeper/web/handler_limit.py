@@ -476,7 +476,8 @@ def handler_name(handler: Handler) -> str:
     if owner is not None:  # a method that a subclass inherits: the subclass, not where the method is defined
         module, own = type(owner).__module__, f"{type(owner).__qualname__}.{handler.__name__}"
     else:
-        module, own = handler.__module__, handler.__qualname__
+        named = handler if hasattr(handler, "__qualname__") else getattr(handler, "func", type(handler))
+        module, own = named.__module__, named.__qualname__
     if "as_view.<locals>" in own:  # a class-based view: all of them have the same inner function
         own = getattr(getattr(handler, "view_class", None), "__qualname__", handler.__name__)
     return rule_name(own, module, getattr(handler, DEPTH, 0) + 1)
@@ -512,12 +513,13 @@ def bound_instance(handler: object) -> object | None:
 
 
 def shares_name(handler: Handler) -> bool:
-    """Whether other handlers may have this one's name: it was made within a function, or of a class with arguments."""
+    """Whether other handlers may have this one's name: it was made within a function, or of a class with arguments, or is an
+    object or a partial, which have none of their own."""
     if bound_instance(handler) is not None:
         return False
     if getattr(handler, "view_class", None) is not None:
         return bool(getattr(handler, "view_initkwargs", True))  # Flask does not keep the arguments
-    return "<locals>" in getattr(handler, "__qualname__", "")
+    return "<locals>" in getattr(handler, "__qualname__", "<locals>")
 
 
 def tightest(evaluations: Sequence[Evaluation]) -> Evaluation:

@@ -22,6 +22,7 @@ from types import NoneType
 from typing import TypeVar, Unpack, cast
 from urllib.parse import urlencode
 
+from ..decorators import is_kind
 from ..errors import ConfigurationError
 
 try:
@@ -198,7 +199,7 @@ class RouteLimit:
         if not isinstance(opened, (Store, NoneType)):
             raise ConfigurationError(f"expected a store or its URL, got store={store!r}")
         self._async_key = None
-        if iscoroutinefunction(key) or iscoroutinefunction(getattr(key, "__call__", None)):  # noqa: B004
+        if is_kind(key, iscoroutinefunction):
             self._async_key = cast(Callable[[HTTPConnection], Awaitable[object]], key)
             check_parameters(self._async_key, "request", option="key")
         self._rule: PolicyRule | None = None
@@ -306,8 +307,8 @@ class Limit(RouteLimit):
         @wraps(endpoint)
         async def limited(*args: object, **named: object) -> object:
             async def call() -> object:
-                if iscoroutinefunction(endpoint):
-                    return await endpoint(*args, **named)
+                if is_kind(endpoint, iscoroutinefunction):
+                    return await cast(Callable[..., Awaitable[object]], endpoint)(*args, **named)
                 return await run_in_threadpool(endpoint, *args, **named)
 
             connection = find_connection(endpoint, *args, *named.values())
