@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,9 @@ class WorkerPeers:
         try:
             async with asyncio.timeout(timeout):
                 reader, writer = await asyncio.open_unix_connection(path, limit=MAX_LINE)
-                writer.write(json.dumps(asked).encode() + b"\n")
-                line = await reader.readline()
-                writer.close()
-                return json.loads(line)
+                with closing(writer):
+                    writer.write(json.dumps(asked).encode() + b"\n")
+                    return json.loads(await reader.readline())
         except ConnectionRefusedError:  # of a worker that was killed
             path.unlink(missing_ok=True)
         except (OSError, ValueError, TimeoutError):
