@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple, Never, TypeVar
 
 from .algorithms import Limit
-from .algorithms.claim import Claim, NamedLimit
+from .algorithms.claim import Claim, NamedLimit, charge_numbers
 from .algorithms.constants import MAX_WAIT
 from .algorithms.limit_parser import named_limits
 from .algorithms.no_key import NO_KEY
@@ -115,6 +115,8 @@ class WaitingLimiter(LimiterBase):
             return self._decide(key, cost), None
         with self._queue.lock if self.store.never_waits else nullcontext():  # the queue is not locked while a store waits
             decision = self._decide_claims(claims, key, cost, max_wait_us)
+            if remember and decision and claims and not claims[0].number:
+                claims[0].number = next(charge_numbers)
             return decision, self._enqueue(claims, max_wait_us, decision)
 
     async def _areserve_start(

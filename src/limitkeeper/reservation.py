@@ -36,6 +36,7 @@ class Charge:
     ) -> None:
         self._limiter, self._key, self._cost, self._claims = limiter, key, cost, claims
         self._waiter, self._decision = waiter, decision
+        self._arrival = max([claim.number for claim in claims], default=0) or BEGUN
         self._decided, self._process, self._cancelled = not decision, os.getpid(), False
         self._free = is_off()  # limiting was turned off: nothing was charged
 
@@ -94,7 +95,7 @@ class Charge:
         if change and [claim.cost for claim in change] == [claim.cost for claim in self._claims]:
             return (yield from self._cancel())  # which restores the states before the charge where that is possible
         self._decided = True
-        arrival = BEGUN
+        arrival = self._arrival
         if self._waiter is not None:
             self._limiter._queue.done(self._waiter)
             arrival = self._waiter.arrival
@@ -111,7 +112,7 @@ class Charge:
         waiter, self._decision, self._waiter, self._decided = self._waiter, self.decision, None, True
         if self._free:
             return True
-        waiter = waiter or Waiter(self._claims, self._decision, None, BEGUN)
+        waiter = waiter or Waiter(self._claims, self._decision, None, self._arrival)
         return (yield from self._limiter._give_up(waiter, self._key, self._cost, self._decision))
 
     def _enter(self, loop: asyncio.AbstractEventLoop | None = None) -> Plan[Self]:
@@ -121,7 +122,7 @@ class Charge:
             raise RateLimited(self._decision)
         if self._waiter is not None:
             self._decision = yield from self._limiter._wait(self._waiter, self._key, self._cost, loop)
-            self._waiter = None
+            self._arrival, self._waiter = self._waiter.arrival, None
         if self._cancelled:
             raise CancelledError("the reservation was cancelled before its start")
         return self

@@ -133,6 +133,8 @@ def compare_with_the_model(make: MakeStore, some: tuple[Limit, ...], history: li
             world = RatesWorld({"limit": some[0]}, played.clock.now_us())
             for step in history:
                 world.use("limit", some[step.rate])
+                if not world.is_exact("limit", "key", played.clock.now_us() + step.after_us):
+                    return
                 found = played.step(step)
                 now_us = played.clock.now_us()
                 wait_us = step.max_wait_us if step.what == "reserve" else 0
@@ -180,8 +182,9 @@ def test_cancelled_from_the_last_on_reservations_leave_nothing(kind: str, rule: 
         with TemporaryDirectory() as folder:
             played, without = (Played(STORES[kind], f"{folder}/{name}", some) for name in ("played", "without"))
             with played.store, without.store:
+                grown_us = max(limit.ramp * limit.tick for limit in some)
                 for rate in range(len(some)):  # every rate is in use: a first use changes what is charged
-                    history.insert(0, Step(0, rate, "hit", 1))
+                    history.insert(0, Step(grown_us, rate, "hit", 1))
                 for step in history:
                     if step.what != "reserve":
                         played.step(step)
@@ -198,6 +201,21 @@ def test_cancelled_from_the_last_on_reservations_leave_nothing(kind: str, rule: 
                     assert answer(limiter.peek("key")) == answer(other.peek("key")), made
 
     law()
+
+
+@every_store
+def test_a_reservation_that_starts_at_once_is_cancelled_exactly_before_earlier_ones(kind: str, tmp_path: Any) -> None:
+    """The waiters of the other rate were charged before it: they don't move, and nothing is left of it."""
+    _, store, (small, large) = two_rates(kind, tmp_path, "7/s burst 2", "5/s burst 10")
+    with store:
+        large.hit("key")
+        small.hit("key")
+        before = [answer(limiter.peek("key")) for limiter in (small, large)]
+        made = [small.reserve("key", max_wait=5), small.reserve("key", max_wait=5), large.reserve("key", 2)]
+        assert [one.wait > 0 for one in made] == [True, True, False]
+        for one in reversed(made):
+            assert one.cancel()
+        assert [answer(limiter.peek("key")) for limiter in (small, large)] == before
 
 
 @every_store

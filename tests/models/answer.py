@@ -38,6 +38,10 @@ class Terms:
         #: The largest debt, in ticks, or count of a window: whole numbers end at 2^53. More than that is not remembered.
         self.most_debt = Fraction(2**53 - 1, limit.gain) if limit.gain else Fraction(limit.horizon)
 
+    def held_is_known(self, _now: int) -> bool:
+        """Whether a rule that keeps three numbers knows the amount that is held."""
+        return True
+
     def countable(self, cost: int, debt: Fraction) -> int:
         """How much of a cost can be added to a debt of so many ticks."""
         return min(cost, int((self.most_debt - debt) / self.interval))

@@ -50,6 +50,13 @@ class RatesWorld(LimiterModel):
                 model.give_back(self.now_us // limit.tick, -amount, None, amount)
         return model
 
+    def is_exact(self, name: str, key: str, now_us: int) -> bool:
+        """Whether a rule that keeps three numbers can answer as this model. A rate that is new to a key starts with what the
+        others hold, which a fixed window with charges far ahead does not know exactly."""
+        present = self.rates.get((name, key), {})
+        known = (model.held_is_known(now_us // limit.tick) for limit, model in present.items())
+        return self.limits[name] in present or all(known)
+
     def decide(self, asks: Sequence[Ask], now_us: int, max_wait_us: int | None = 0, commit: bool = True) -> Any:
         self.now_us = now_us
         found, start_us = super().decide(asks, now_us, max_wait_us, commit)

@@ -13,6 +13,8 @@ class FixedWindowModel(Terms):
         self.aligned: bool = limit.aligned
         #: Start of a window -> what is charged in it; only windows that hold something.
         self.used: dict[int, int] = {}
+        #: A window charged ahead, after a gap: a rule that keeps three numbers does not know what the windows before it hold.
+        self.after_gap = 0
 
     def window_of(self, moment: int) -> int:
         """The start of the window that `moment` lies in; from the first request: one is opened where there is none."""
@@ -31,6 +33,7 @@ class FixedWindowModel(Terms):
             if retry_at > now:
                 start = None
             elif cost:
+                self.note_gap(now, window)
                 self.used[window] = self.used.get(window, 0) + cost
         last = max(self.used, default=0)
         left = self.count - self.used.get(self.window_of(now), 0) if last <= now else 0
@@ -40,12 +43,24 @@ class FixedWindowModel(Terms):
         """What is charged in the running window and in later ones."""
         return sum(used for start, used in self.used.items() if now < start + self.window)
 
+    def note_gap(self, now: int, window: int) -> None:
+        last = max(self.used, default=0)
+        if window not in self.used and self.used and now < last + self.window < window:
+            self.after_gap = window
+
+    def held_is_known(self, now: int) -> bool:
+        """Whether a rule that keeps three numbers knows what is held: charges in two windows, one after the other."""
+        running = [start for start in self.used if now < start + self.window]
+        last = max(running, default=0)
+        return last <= now or (last != self.after_gap and all(start >= last - self.window for start in running))
+
     def give_back(self, now: int, cost: int, charged_at: int | None, charged: int) -> None:
         """A window that has ended gives nothing back; a refund goes to the window that is running, and so does what was settled
         above its estimate. What another rate has admitted (`charged` is 0) is charged in the window of its start."""
         is_now = charged_at is None or (cost < 0 and (charged or charged_at < now))
         window = self.window_of(now if is_now else charged_at)
         if now < window + self.window:
+            self.note_gap(now, window)
             self.used[window] = max(0, self.used.get(window, 0) - cost)
         self.used = {start: used for start, used in self.used.items() if used}
 

@@ -149,7 +149,12 @@ def used(limit: Limit, window: I64, filled: I64, before: I64, now: I64) -> I64:
         return 0
     if now >= window or before == -3:
         return filled
-    return filled + (before if before >= 0 else limit.count)  # a later window is reserved: the one before it counts too
+    if before < 0:
+        return filled + limit.count
+    # A later window is reserved: the one before it counts too, and those between it and the present one as full.
+    between: I64 = (window - now - 1) // limit.window
+    filled += before
+    return TOP if between > (TOP - filled) // limit.count else filled + between * limit.count
 
 
 @cython.cclass

@@ -88,7 +88,11 @@ end
 local function fixed_window_used(size, count, aligned, _, window, used, before, now)
   if now >= window + size then return 0 end
   if now >= window or before == -3 then return used end
-  return used + (before >= 0 and before or count) -- a later window is reserved: the one before it counts too
+  if before < 0 then return used + count end
+  -- A later window is reserved: the one before it counts too, and those between it and the present one as full.
+  local between = math.floor((window - now - 1) / size)
+  used = used + before
+  return between > math.floor((9007199254740991 - used) / count) and 9007199254740991 or used + between * count
 end
 
 ---- redate
