@@ -407,6 +407,27 @@ def test_time_does_not_go_back_over_a_restart(path, monkeypatch):
         assert store.now_us() >= seen - 1_000_000
 
 
+def test_where_the_boot_is_unknown_time_does_not_go_back_over_a_restart(path, monkeypatch):
+    """Without /proc nothing tells a restart of the machine, after which its monotonic clock begins anew: whoever opens the file
+    alone renews it, and no key waits for as long as the machine had run."""
+    monkeypatch.setattr(mapped_file, "boot_id", lambda: mapped_file.UNKNOWN_BOOT)
+    with SharedStore(path, max_keys=100) as store:
+        inode = os.stat(path).st_ino
+        limiter = Limiter("fixed window 5/400d align first", store=store)
+        limiter.hit("a", cost=3)
+        seen = store.now_us()
+    assert os.stat(path).st_ino == inode  # the one that created it
+    with open(path, "r+b") as file:
+        file.seek(8 * layout.OFFSET)
+        offset = int.from_bytes(file.read(8), "little", signed=True)
+        file.seek(8 * layout.OFFSET)
+        file.write((offset - 30 * 86_400_000_000).to_bytes(8, "little", signed=True))
+    with SharedStore(path, max_keys=100) as store:
+        assert store.now_us() >= seen
+        assert Limiter("fixed window 5/400d align first", store=store).hit("a").remaining == 1
+    assert Picture(path).problems == []
+
+
 # Processes and threads
 
 

@@ -23,6 +23,8 @@ from ...errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from . import layout as at
 from .layout import Regions, regions
 
+#: The boot id without /proc.
+UNKNOWN_BOOT = (0, 0)
 PROTOCOLS = {at.ATOMIC: "compare-and-swap (compiled)", at.LOCK_FILE: "a lock file (not compiled)"}
 
 
@@ -38,13 +40,13 @@ class MappedFile:
         self.old: MappedFile | None = None
         self.fd, self.alone = self._open()
         try:
-            if self.alone and self._is_unmade():
+            if made := self.alone and self._is_unmade():
                 self._make()
             self._check()
             self.memory = mmap.mmap(self.fd, self.plan.end * 8)
             self.words = memoryview(self.memory).cast("q")
             if self.alone:
-                self._take_over()
+                self._take_over(made)
         except BaseException:
             self.close()
             raise
@@ -173,9 +175,11 @@ class MappedFile:
             f"shared file {self.path!r} {what}; delete the file while no process uses it, or give another path"
         )
 
-    def _take_over(self) -> None:
-        """No other process has the file open: a lock that is still held belongs to a dead one."""
-        if (self.words[at.BOOT], self.words[at.BOOT + 1]) != boot_id():
+    def _take_over(self, made: bool) -> None:
+        """No other process has the file open: a lock that is still held belongs to a dead one. Where the boot id is unknown, a file
+        that was not `made` now may be from before a reboot: with its offset, time would go back."""
+        boot = boot_id()
+        if not made and (boot == UNKNOWN_BOOT or boot != (self.words[at.BOOT], self.words[at.BOOT + 1])):
             self._renew()
         self.words[at.NAMESPACE] = pid_namespace()
         if self.words[at.LOCK]:
@@ -235,12 +239,12 @@ def allocate_space(fd: int, offset: int, size: int) -> int:
 
 @cache
 def boot_id() -> tuple[int, int]:
-    """Two words that change with every boot; zeros where that is unknown."""
+    """Two words that change with every boot; UNKNOWN_BOOT without /proc."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             digest = hashlib.blake2b(file.read().strip(), digest_size=16).digest()
     except OSError:
-        return 0, 0
+        return UNKNOWN_BOOT
     return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:], "little", signed=True)
 
 
