@@ -37,7 +37,8 @@ class Charge:
         self._limiter, self._key, self._cost, self._claims = limiter, key, cost, claims
         self._waiter, self._decision = waiter, decision
         self._arrival = max([claim.number for claim in claims], default=0) or BEGUN
-        self._decided, self._process, self._cancelled = not decision, os.getpid(), False
+        self._process, self._cancelled = os.getpid(), False
+        self._undecided = [None] if decision else []  # emptied by the first settle or cancel
         self._free = is_off()  # limiting was turned off: nothing was charged
 
     @property
@@ -54,7 +55,7 @@ class Charge:
         return bool(self._decision)
 
     def __repr__(self) -> str:
-        state = "refused" if not self._decision else "settled" if self._decided else "open"
+        state = "refused" if not self._decision else "open" if self._undecided else "settled"
         return f"<{type(self).__name__} {state}: {self._cost!r} for {self._key!r}, wait {self.wait:.3f} s>"
 
     def interrupt(self) -> None:
@@ -89,12 +90,11 @@ class Charge:
         return found
 
     def _settle(self, used: int | Mapping[str, int]) -> Plan[bool]:
-        change = [] if self._decided else self._differences(used)
-        if self._decided or self._process != os.getpid():
+        change = self._differences(used) if self._undecided else []
+        if not self._is_first():
             return False
         if change and [claim.cost for claim in change] == [claim.cost for claim in self._claims]:
-            return (yield from self._cancel())  # which restores the states before the charge where that is possible
-        self._decided = True
+            return (yield from self._give_all_back())  # which restores the states before the charge where that is possible
         arrival = self._arrival
         if self._waiter is not None:
             self._limiter._queue.done(self._waiter)
@@ -105,11 +105,20 @@ class Charge:
         return (yield from self._limiter._give_up(waiter, self._key, self._cost, self.decision))
 
     def _cancel(self) -> Plan[bool]:
-        if self._decided or self._process != os.getpid():
+        return (yield from self._give_all_back()) if self._is_first() else False
+
+    def _is_first(self) -> bool:
+        """Whether this call settles or cancels: the first does, also of several threads (`pop` is one step), in its own process."""
+        try:
+            self._undecided.pop()
+        except IndexError:
             return False
+        return self._process == os.getpid()
+
+    def _give_all_back(self) -> Plan[bool]:
         self._cancelled = True
         self.interrupt()
-        waiter, self._decision, self._waiter, self._decided = self._waiter, self.decision, None, True
+        waiter, self._decision, self._waiter = self._waiter, self.decision, None
         if self._free:
             return True
         waiter = waiter or Waiter(self._claims, self._decision, None, self._arrival)
@@ -158,7 +167,7 @@ class Reservation(Charge):
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is not None:
             self.cancel()
-        self._decided = True
+        self._undecided.clear()
 
 
 class AsyncReservation(Charge):
@@ -182,7 +191,7 @@ class AsyncReservation(Charge):
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         if kind is not None:
             await self.cancel()
-        self._decided = True
+        self._undecided.clear()
 
 
 class PendingReservation:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from concurrent.futures import CancelledError
+from itertools import count
 
 import pytest
 
@@ -22,6 +24,7 @@ from limitkeeper import (
     SlidingWindowLog,
     TokenBucket,
 )
+from limitkeeper import reservation as reservation_module
 from virtual_time import VirtualClock
 
 KINDS = [
@@ -54,6 +57,40 @@ def test_a_reservation_charges_its_estimate_at_once(make, limit):
     assert reservation
     assert reservation.wait == 0.0
     assert limiter.peek("a").remaining == 3
+
+
+@pytest.mark.parametrize("second", ["cancel", "settle"])
+@pytest.mark.parametrize("first", ["cancel", "settle"])
+def test_of_two_threads_one_settles_or_cancels(make, first, second):
+    """Wherever another thread goes on in the middle of `cancel` or `settle`, one of the two takes effect."""
+    calls = {"cancel": lambda one: one.cancel(), "settle": lambda one: one.settle(4)}
+    used = {"cancel": 0, "settle": 4}
+
+    def one_round(reservation, step):
+        answers, lines = {}, count(1)
+
+        def call(which):
+            answers[which] = calls[which[1]](reservation)
+
+        def trace(frame, event, _):
+            if frame.f_code.co_filename == reservation_module.__file__ and event == "line" and next(lines) == step:
+                thread = threading.Thread(target=call, args=[(2, second)])
+                thread.start()
+                thread.join()
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            call((1, first))
+        finally:
+            sys.settrace(before)
+        return [used[name] for (_, name), effective in answers.items() if effective]
+
+    limiter = make(TokenBucket("5/s burst 10"))
+    for step in range(1, 16):
+        effective = one_round(limiter.reserve(f"key {step}", cost=7), step)
+        assert [10 - limiter.peek(f"key {step}").remaining] == effective
 
 
 @counting
