@@ -183,3 +183,20 @@ def test_what_fits_is_charged_at_the_same_start_and_what_does_not_is_debt() -> N
     assert charged_too(bucket, *bucket.new(), NOON_US, NOON_US, 9) == (NOON_US, 9 * bucket.unit, 0)
     window = FixedWindow("5/min")
     assert charged_too(window, NOON_US, 5, 0, NOON_US, NOON_US, 3) == (NOON_US, 8, 0)
+
+
+def test_a_charge_beyond_all_sizes_of_another_rate_is_given_back_to_it() -> None:
+    """As far as that rate can count: 150 000 000 calls of a rate of one a day take longer than its integers."""
+    queue = LeakyBucketQueue("1/d")
+    state = charged_too(queue, *queue.new(), NOON_US, NOON_US, 150_000_000)
+    back = queue.give_back(state, NOON_US, 150_000_000, NOON_US)
+    assert queue.used(state, NOON_US) - queue.used(back, NOON_US) == queue.capacity
+
+
+def test_a_charge_beyond_the_size_of_another_rate_holds_no_start_of_it() -> None:
+    """It was charged there as debt: to give it back leaves what is held back for that rate's own later start, for as long."""
+    bucket = TokenBucket("1/min burst 1")
+    state = bucket.decide(bucket.new(), NOON_US, 1)[:3]
+    state = bucket.decide(state, NOON_US, 1, 10**9)[:3]
+    owing = charged_too(bucket, *state, NOON_US, NOON_US + 2000, 1000)
+    assert bucket.give_back(owing, NOON_US, 1000, NOON_US + 2000)[2] == state[2]

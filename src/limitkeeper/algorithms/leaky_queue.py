@@ -100,7 +100,7 @@ def give_back(limit: Limit, at: I64, backlog: I64, gap: I64, now: I64, cost: I64
         return (at, backlog, gap)
     # Later starts are already assigned, so only the last charge of the queue can be given back.
     own: I64 = backlog - ahead * limit.gain
-    if own > charged * limit.unit:
+    if own > 0 and (own - 1) // limit.unit >= charged:  # own > charged · unit, where that product exceeds a C integer too
         return (at, backlog, gap)
     if ahead > 0 and cost == charged and own == back:
         back += gap

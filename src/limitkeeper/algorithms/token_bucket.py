@@ -109,6 +109,8 @@ def give_back(limit: Limit, at: I64, taken: I64, until: I64, now: I64, cost: I64
         return (at, taken - cost * limit.unit, until)
     if cost > limit.capacity:
         cost = limit.capacity
+    if charged > limit.capacity:
+        charged = 0  # of another rate: charged here as debt, without a start
     back: I64 = cost * limit.unit
     ahead: I64 = charged_at - now
     if charged_at < 0:

@@ -75,7 +75,7 @@ local function leaky_queue_give_back(gain, unit, full, capacity, at, backlog, ga
   if ahead > horizon or -ahead > horizon then return at, backlog, gap end
   -- The turns behind this one are taken: only the last turn of the line can be given back.
   local own = backlog - ahead * gain
-  if own > charged * unit then return at, backlog, gap end
+  if own > 0 and (own - 1 - (own - 1) % unit) / unit >= charged then return at, backlog, gap end
   if ahead > 0 and cost == charged and own == back then back = back + gap end
   return at, backlog > back and backlog - back or 0, back > 0 and 0 or gap
 end

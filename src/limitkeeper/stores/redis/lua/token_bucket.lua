@@ -77,6 +77,7 @@ local function token_bucket_give_back(gain, unit, full, capacity, at, taken, til
     return at, taken - cost * unit, till
   end
   if cost > capacity then cost = capacity end
+  if charged > capacity then charged = 0 end -- of another rate: charged here as debt, without a start
   local back = cost * unit
   local ahead = charged_at - now
   if charged_at < 0 then ahead = 0 end
