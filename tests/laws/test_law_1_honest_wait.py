@@ -73,3 +73,17 @@ def test_an_empty_bucket_fills_from_the_birth_of_its_limiter() -> None:
         assert refused.retry_after == 1.0
         clock.advance(1.0)
         assert limiter.hit("a", 8)
+
+
+def test_a_start_beyond_what_a_bucket_can_count_ahead_has_an_exact_retry() -> None:
+    """In ticks of more than 1 µs: a settlement far above the estimate leaves the largest debt that 53 bits can count."""
+    limit, clock = TokenBucket("12345678/365d burst 1000000"), ManualClock(1_700_000_123.456789)
+    assert limit.tick > 1
+    limiter = Limiter(limit, store=MemoryStore(clock=clock))
+    limiter.reserve("a").settle(10**8)
+    refused = limiter.reserve("a", max_wait=100).decision
+    assert refused.retry_after + 100 > limit.horizon * limit.tick / 1e6
+    clock.advance(refused.retry_after - 0.001)
+    assert not limiter.reserve("a", max_wait=100)
+    clock.advance(0.001)
+    assert limiter.reserve("a", max_wait=100)

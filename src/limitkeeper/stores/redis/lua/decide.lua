@@ -25,8 +25,8 @@ local function decide_claim(claim, at_us, max_wait_us)
       claim.retry = retry > 0 and retry or 0
     else
       claim.retry = (now + room) * tick - now_us
-      retry = (now + whole) * tick - max_wait_us - now_us
-      if retry > claim.retry and claim.rule.queues then claim.retry = retry end
+      retry = (now + (claim.rule.queues and whole or room + horizon(claim))) * tick - max_wait_us - now_us
+      if retry > claim.retry then claim.retry = retry end
     end
   end
   if cost == 0 then -- a cost of 0 is always allowed
