@@ -248,7 +248,11 @@ class WaitQueue:
         gone = {id(waiter) for waiter in waiters}
         with self.lock:
             for pair in set[Pair]().union(*(waiter.pairs for waiter in waiters)):
-                queue = [waiter for waiter in self._waiters.get(pair, ()) if id(waiter) not in gone]
+                queue = self._waiters.get(pair, [])
+                if len(waiters) > 1:
+                    queue = [waiter for waiter in queue if id(waiter) not in gone]
+                elif waiters[0] in queue:  # mostly the first of many
+                    queue.remove(waiters[0])
                 if queue:
                     self._waiters[pair] = queue
                     wake_next(queue)
