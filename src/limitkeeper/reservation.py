@@ -108,7 +108,7 @@ class Charge:
         return (yield from self._give_all_back()) if self._is_first() else False
 
     def _is_first(self) -> bool:
-        """Whether this call settles or cancels: the first does, also of several threads (`pop` is one step), in its own process."""
+        """Whether this call settles or cancels: the first does, also of several threads (`pop` is one step), in its process."""
         try:
             self._undecided.pop()
         except IndexError:

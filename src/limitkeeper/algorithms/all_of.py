@@ -73,8 +73,8 @@ def retry_us(limit: Limit, a: I64, b: I64, c: I64, now_us: I64, cost: I64, max_w
     if answer[3] >= 0:
         start_us = answer[3] * limit.tick - max_wait_us
         return start_us if start_us > now_us else now_us
-    # A full queue, or a start beyond the horizon: retry when there is room, or the start is within the horizon, and not before the
-    # start is within max_wait_us. That of a queue is its end, when it is empty.
+    # A full queue, or a start beyond the horizon: retry when there is room, or the start is within the horizon, and not before
+    # it is within max_wait_us. That of a queue is its end, when it is empty.
     room_us: I64 = answer[4] * limit.tick
     start_us = (answer[4] + limit.horizon if limit.refunds else answer[6]) * limit.tick - max_wait_us
     return start_us if start_us > room_us else room_us

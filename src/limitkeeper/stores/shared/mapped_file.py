@@ -176,8 +176,8 @@ class MappedFile:
         )
 
     def _take_over(self, made: bool) -> None:
-        """No other process has the file open: a lock that is still held belongs to a dead one. Where the boot id is unknown, a file
-        that was not `made` now may be from before a reboot: with its offset, time would go back."""
+        """No other process has the file open: a lock that is still held belongs to a dead one. Where the boot id is unknown, a
+        file that was not `made` now may be from before a reboot: with its offset, time would go back."""
         boot = boot_id()
         if not made and (boot == UNKNOWN_BOOT or boot != (self.words[at.BOOT], self.words[at.BOOT + 1])):
             self._renew()
