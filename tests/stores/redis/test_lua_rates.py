@@ -15,7 +15,7 @@ from test_lua_states import ALL, dumped, every_rule
 
 from effort import effort
 from laws.test_law_12_several_rates import WITHOUT_LOG, Call, rates_and_calls
-from limitkeeper import Decision, FixedWindow, Limit, SlidingWindowLog, TokenBucket
+from limitkeeper import Decision, FixedWindow, Limit, MemoryStore, SlidingWindowLog, TokenBucket
 from limitkeeper.algorithms.all_of import charged_too, seeded
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.algorithms.limit_parser import parse_limit
@@ -283,6 +283,26 @@ def test_several_rates_survive_a_clock_that_goes_back(client: Any, back: float) 
         assert [one.retry_us for one in after] == [one.retry_us for one in before]
         clock.advance(after[0].retry_after)
         assert store.decide([Claim(rates[0], "a", 1)])
+
+
+def test_other_rates_are_charged_at_the_common_start(client: Any) -> None:
+    """As in memory, also where the ticks of the caller's rate are so coarse that it counts the start as now."""
+    fine, coarse, slow = (
+        TokenBucket("1000/s burst 1000"),
+        TokenBucket("999999999/210d burst 1000000000"),
+        TokenBucket("20/s burst 1"),
+    )
+    assert coarse.tick > 50_000
+    found = []
+    for store in (LuaStore(client, ManualClock(NOON)), MemoryStore(clock=ManualClock(NOON))):
+        fine_one, coarse_one = named(fine), named(coarse)
+        slow_one = NamedLimit("plans", "slow", slow)
+        for one in (fine_one, coarse_one, slow_one):
+            store.register(one)
+        store.decide([Claim(fine_one, "a", 1), Claim(slow_one, "a", 1)])
+        assert store.decide([Claim(coarse_one, "a", 3), Claim(slow_one, "a", 1)], None).wait_us == 50_000
+        found.append(store.decide([Claim(fine_one, "a", 1)], commit=False))
+    assert found[0] == found[1]
 
 
 def test_load_replaces_the_state_of_its_rate_only(client: Any) -> None:

@@ -13,7 +13,7 @@ local function hit_request()
   end
   decide_claim(claim, now_us, 0)
   if claim.start >= 0 then
-    commit_claim(claim)
+    commit_claim(claim, now_us)
   elseif claim.start == -2 then
     claim.retry = -1
   end

@@ -77,11 +77,11 @@ local function decide_all(claims, not_before_us, max_wait_us)
   return start_us
 end
 
--- Writes a claim that is charged, and charges the other rates of its key.
-local function commit_claim(claim)
+-- Writes a claim that is charged, and charges the other rates of its key at the common start.
+local function commit_claim(claim, start_us)
   local c = claim.new_c
   if claim.rule.logs then c = claim.rule.add(claim.longest, c, now_us, claim.new_a, claim.new_b) end
-  if claim.rates then charge_rates(claim) end
+  if claim.rates then charge_rates(claim, start_us) end
   write_state(claim, claim.new_a, claim.new_b, c, claim.reset)
 end
 
@@ -97,7 +97,7 @@ local function commit_claims(claims, start_us, commit, remember, first)
   for i = 1, n do
     local claim = claims[i]
     if stored and claim.cost > 0 then
-      commit_claim(claim)
+      commit_claim(claim, start_us)
     else
       if not stored then claim.left, claim.reset = peek(claim, claim.a, claim.b, claim.c) end
       local first_use = claim.first_use and (first or commit and start_us == -1) and claim.cost > 0

@@ -87,15 +87,15 @@ make_room = function(claim)
   table.remove(rates, gone)
 end
 
--- Charges the other rates of a claim's key at its start. One that has no room there is charged above what it admits, in the window
--- of that start or now.
-charge_rates = function(claim)
+-- Charges the other rates of a claim's key at the common start, which the claim's own ticks may round down. One that has no room
+-- there is charged above what it admits, in the window of that start or now.
+charge_rates = function(claim, start_us)
   local rates, cost = claim.rates, claim.cost
   make_room(claim)
   for i = 1, #rates do
     local rate = rates[i]
     if rate ~= claim.own then
-      local p, q, r, s, now, start = rate.p, rate.q, rate.r, rate.s, rate.now, in_ticks(rate, claim.start)
+      local p, q, r, s, now, start = rate.p, rate.q, rate.r, rate.s, rate.now, in_ticks(rate, start_us)
       local a, b, c, wait = rate.rule.decide(p, q, r, s, rate.a, rate.b, rate.c, now, start, cost, 4503599627370496)
       if wait < 0 or now + wait ~= start then
         a, b, c = rate.rule.give_back(p, q, r, s, rate.a, rate.b, rate.c, now, -cost, 0, start)
