@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import re
 import stat
@@ -426,6 +427,17 @@ def test_where_the_boot_is_unknown_time_does_not_go_back_over_a_restart(path, mo
         assert store.now_us() >= seen
         assert Limiter("fixed window 5/400d align first", store=store).hit("a").remaining == 1
     assert Picture(path).problems == []
+
+
+def test_a_store_that_is_collected_leaves_nothing_open(path):
+    """Without `close` too, its descriptors and its lock on the file go with it."""
+    before = sorted(os.listdir("/dev/fd"))
+    for _ in range(3):
+        Limiter("10/h", store=SharedStore(path, max_keys=100)).hit("a")
+        gc.collect()
+    assert sorted(os.listdir("/dev/fd")) == before
+    with SharedStore(path, max_keys=100) as store:
+        assert Limiter("10/h", store=store).peek("a").remaining == 7
 
 
 # Processes and threads

@@ -243,9 +243,9 @@ class OwnerLock:
 
     @cython.annotation_typing(False)
     def __init__(self, path: str, table: Journal, timeout_us: int, atomic: bool) -> None:
+        self.fd = -1
         self.path, self.table, self.timeout_us, self.atomic = path, table, timeout_us, atomic
         self.dead_owner = self.restored = self.owner = self.stopped_owner = 0
-        self.fd = -1
         self.identify()
 
     def identify(self) -> None:
@@ -334,3 +334,6 @@ class OwnerLock:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()

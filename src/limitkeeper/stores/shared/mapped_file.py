@@ -226,6 +226,11 @@ class MappedFile:
             os.close(self.fd)
             self.fd = -1
 
+    def __del__(self) -> None:
+        """That of a store which is collected without `close` leaves neither a descriptor nor its lock on the file."""
+        if getattr(self, "fd", -1) >= 0:
+            os.close(self.fd)
+
 
 def allocate_space(fd: int, offset: int, size: int) -> int:
     """Allocates disk space for a part of a file; an error number, 0 also where the file system can't do this."""
