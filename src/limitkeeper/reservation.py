@@ -129,9 +129,9 @@ class Charge:
         another thread or task: nothing is charged then. After an exception the caller cancels."""
         if not self._decision:
             raise RateLimited(self._decision)
-        if self._waiter is not None:
-            self._decision = yield from self._limiter._wait(self._waiter, self._key, self._cost, loop)
-            self._arrival, self._waiter = self._waiter.arrival, None
+        if (waiter := self._waiter) is not None:  # None meanwhile: another thread cancels
+            self._decision = yield from self._limiter._wait(waiter, self._key, self._cost, loop)
+            self._arrival, self._waiter = waiter.arrival, None
         if self._cancelled:
             raise CancelledError("the reservation was cancelled before its start")
         return self
