@@ -100,7 +100,14 @@ def test_a_canonical_value_stays_one(text):
     assert canonical_value(once) == once
 
 
-@given(st.integers())
+def test_a_number_of_32_digits_is_written_in_one_way():
+    """However it is spelled, it is written as a UUID."""
+    assert {canonical_value(text) for text in ("1" + "0" * 31, "10000e27", f"+1{'0' * 31}")} == {
+        "10000000-0000-0000-0000-000000000000"
+    }
+
+
+@given(st.integers().filter(lambda number: len(str(number)) != 32))
 def test_an_integer_is_written_in_one_way(number):
     """Every spelling that Python converts to the same integer is that integer's text."""
     for text in (str(number), f"{number:_}", f" {number} ", f"{number}.0", f"{number:+d}", f"{number:030d}"):

@@ -106,10 +106,11 @@ def canonical_value(text: str) -> str:
     if 0 < len(text) < 32 and text.isascii() and text.isdigit() and text[0] != "0":
         return text
     text = fold_case(text)
-    found = _UUID.fullmatch(text)
-    if found is None and _NUMBER.fullmatch(text) is not None:
+    if _UUID.fullmatch(text) is None and _NUMBER.fullmatch(text) is not None:
         number = _EXACT.create_decimal(text.replace("_", ""))
-        return text if not number.is_finite() else format(number.normalize(_EXACT), "f") if number else "0"
+        if number.is_finite():
+            text = format(number.normalize(_EXACT), "f") if number else "0"
+    found = _UUID.fullmatch(text)  # also a number of 32 digits
     return text if found is None else "-".join(found.groups())
 
 
