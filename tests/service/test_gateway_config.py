@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import subprocess
@@ -108,6 +109,23 @@ def test_the_clients_address_is_the_gateways(exported, service):
     spoofed = [other.send("POST", "/checkout", X_Forwarded_For=f"192.0.2.{one}").status for one in range(4)]
     assert spoofed == [200, 200, 200, 429]
     assert service.hit("checkout", f"ip:{other.source}")[0] == 0
+
+
+def test_a_second_line_of_a_header_makes_no_other_client(exported, service):
+    """The application gets both lines and takes one of them, so whatever the second says, it opens no new bucket."""
+    _, client = exported
+    service.client.post("/v1/reset", json={"limit": "checkout", "key": "user:several values"})
+    found = []
+    for number in range(5):
+        connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=60)
+        connection.putrequest("POST", "/checkout")
+        for value in ("known", str(number)):
+            connection.putheader("X-User", value)
+        connection.putheader("Content-Length", "0")
+        connection.endheaders()
+        found.append(connection.getresponse().status)
+        connection.close()
+    assert found == [200, 200, 200, 429, 429]
 
 
 def test_every_spelling_of_a_limited_path_is_checked(exported, service):

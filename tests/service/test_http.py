@@ -136,6 +136,26 @@ def test_auth_reads_the_client_from_a_trusted_gateway(service):
         assert [service.client.get("/auth", headers=headers).status_code for _ in statuses] == statuses
 
 
+@pytest.mark.parametrize("asks", ["/auth", "/auth/path", "/v1/check"])
+def test_lines_that_a_gateway_has_joined_are_several_values(service, asks):
+    """Gateways join the lines of a header that came twice, and the application takes one of them: clients with two different
+    values share one key, and a value that is repeated is that value."""
+
+    def status(user):
+        headers = {"X-Forwarded-Method": "POST", "X-Forwarded-Uri": "/checkout", "X-User": user}
+        if asks == "/v1/check":
+            asked = {"method": "POST", "path": "/checkout", "headers": {"X-User": user}}
+            return service.client.post(asks, json={"request": asked}).status_code
+        if asks == "/auth/path":
+            return service.client.post("/auth/path/checkout", headers=headers).status_code
+        return service.client.get("/auth", headers=headers).status_code
+
+    service.client.post("/v1/reset", json={"limit": "checkout", "key": "user:several values"})
+    assert [status(f"lines, {n}") for n in range(5)] == [200, 200, 200, 429, 429]
+    repeated = f"lines {asks}"
+    assert [status(", ".join([repeated] * n)) for n in range(1, 6)] == [200, 200, 200, 429, 429]
+
+
 def test_auth_needs_the_path(service):
     """A gateway that does not describe the request is misconfigured."""
     answer = service.client.get("/auth")

@@ -319,7 +319,27 @@ def decision_of(evaluation: Evaluation) -> Decision:
     return Decision(True, shadow.limit, shadow.remaining, 0, shadow.reset_us, 0, shadow.start_us, shadow.name)
 
 
-class DescribedRequest(WrittenRequest):
+class JoinedLines:
+    """A request whose header lines of one name whoever asks has joined with commas, while the application gets them apart and
+    may take any. So parts that differ are several values, and a part that is repeated is one, as with lines."""
+
+    __slots__ = ()
+
+    def header(self, name: str) -> str | None:
+        value: str | None = super().header(name)  # type: ignore[misc]
+        parts = parts_of(value)
+        return parts.pop() if len(parts) == 1 else value
+
+    def differs(self, kind: str, name: str) -> bool:
+        return len(parts_of(self.header(name))) > 1 if kind == "header" else super().differs(kind, name)  # type: ignore[misc]
+
+
+def parts_of(value: str | None) -> set[str]:
+    """The different parts of a header that has commas; none of one without."""
+    return {part.strip() for part in value.split(",")} if value is not None and "," in value else set()
+
+
+class DescribedRequest(JoinedLines, WrittenRequest):
     """A request that a caller describes, without its body, whatever its headers announce."""
 
     __slots__ = ()

@@ -30,7 +30,17 @@ from ..stores.guarded.breaker import CLOSED, HALF_OPEN, OPEN
 from ..web.headers import AsgiRequestContext, fields
 from ..web.refusal_body import body as refusal_body
 from .access import bearer
-from .app import INVALID, INVALID_TOKEN, UNKNOWN_LIMIT, Application, RequestError, Reserved, decision_of, request_context
+from .app import (
+    INVALID,
+    INVALID_TOKEN,
+    UNKNOWN_LIMIT,
+    Application,
+    JoinedLines,
+    RequestError,
+    Reserved,
+    decision_of,
+    request_context,
+)
 from .connections import log
 from .openapi import document
 
@@ -66,7 +76,7 @@ class Request(NamedTuple):
         return next((value for one, value in self.headers if one == name), None)
 
 
-class GatewayRequest(AsgiRequestContext):
+class GatewayRequest(JoinedLines, AsgiRequestContext):
     """The request that a gateway asks about. Its body stays there, whatever its headers announce."""
 
     __slots__ = ()
