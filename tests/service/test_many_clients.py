@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -88,6 +89,55 @@ def test_a_port_never_takes_the_descriptors_of_the_others(policy_file):
                 sock.close()
         finally:
             process.kill()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl here")
+def test_clients_that_begin_no_handshake_count_too(policy_file, certificates):
+    """Over TLS a client counts from when it connects: silent ones take no more than `max-connections`, and give that back."""
+    options = ("--tls-cert", str(certificates / "server.pem"), "--tls-key", str(certificates / "server.key"))
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    with Running(*options, "--max-connections", "20", "--request-timeout", "1h", policy=policy_file) as service:
+        silent = [service.raw(service.http) for _ in range(21)]
+        assert read_all(silent[-1]) == b""
+        with context.wrap_socket(service.raw(service.resp), server_hostname="127.0.0.1") as other:
+            other.sendall(b"PING\r\n")
+            assert other.recv(100) == b"+PONG\r\n"
+        for sock in silent[:10]:
+            sock.close()
+        for _ in range(100):
+            try:
+                with httpx.Client(verify=context, timeout=60) as client:
+                    assert client.get(f"https://127.0.0.1:{service.http}/healthz").status_code == 200
+                break
+            except httpx.TransportError:  # those that were closed still count
+                time.sleep(0.1)
+        else:
+            pytest.fail("the places of closed connections are not given back")
+        for sock in silent:
+            sock.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl here")
+def test_idle_clients_of_tls_do_not_delay_the_shutdown(policy_file, certificates):
+    """A pool of connections, which reads only when it is used, does not answer the end of TLS; the service ends all the same, and
+    sooner than the 30 s for which Python would wait for that answer."""
+    options = ("--tls-cert", str(certificates / "server.pem"), "--tls-key", str(certificates / "server.key"))
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    with Running(*options, "--drain-timeout", "1h", policy=policy_file) as service:
+        pooled = [
+            context.wrap_socket(service.raw(port), server_hostname="127.0.0.1")
+            for port in (service.http, service.resp)
+            for _ in range(2)
+        ]
+        for sock in pooled[2:]:
+            sock.sendall(b"PING\r\n")
+            assert sock.recv(100) == b"+PONG\r\n"
+        begun = time.monotonic()
+        assert service.end()[0] == 0
+        assert time.monotonic() - begun < 15
+        assert pooled[-1].recv(100) == b""
+        for sock in pooled:
+            sock.close()
 
 
 @pytest.mark.slow

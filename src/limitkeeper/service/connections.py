@@ -1,7 +1,8 @@
 """Listener and Connection: what HTTP and the Redis protocol share of serving clients that may be slow, silent or hostile.
 
-Each worker accepts at most `max_connections` per port. Once a tick (1 s) a listener closes the connections that have begun a
-request and not finished it, or do not read their replies, within `request_timeout`, and those that were idle for `idle_timeout`.
+Each worker accepts at most `max_connections` per port, those in a TLS handshake included. Once a tick (1 s) a listener closes the
+connections that have begun a request and not finished it, or do not read their replies, within `request_timeout`, and those that
+were idle for `idle_timeout`.
 Times are counted in ticks, so that a request reads no clock. The requests of a connection are answered in order, at most TURN in
 one turn of the loop and with at most HIGH_WATER bytes of replies (and one more), so that no client delays the others; while some
 wait behind others, or replies are not read, nothing more is read. A client that leaves while its request waits in a queue
@@ -20,6 +21,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from email.utils import formatdate
 from typing import Any
 
@@ -40,6 +42,7 @@ class Listener:
     def __init__(self, settings: Settings, make: Callable[[Listener], Connection], full: bytes) -> None:
         self.settings, self._make, self.full = settings, make, full
         self.connections: set[Connection] = set()
+        self.handshakes: set[asyncio.Task[None]] = set()  # of connections that are not made yet
         self.tasks: set[asyncio.Task[None]] = set()
         self.tick = 0
         self.draining = False
@@ -51,9 +54,37 @@ class Listener:
     async def start(self, bound: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Serves a socket that is bound already."""
         self.loop = asyncio.get_running_loop()
-        options: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": self.settings.request_timeout}
-        self._server = await self.loop.create_server(lambda: self._make(self), sock=bound, backlog=BACKLOG, **options)
+        self._stop: Callable[[], object]
+        if tls is None:
+            server = await self.loop.create_server(lambda: self._make(self), sock=bound, backlog=BACKLOG)
+            self._stop = server.close
+        else:
+            accepting = self.loop.create_task(self._accept(bound, tls))
+            accepting.add_done_callback(lambda _: bound.close())
+            self._stop = accepting.cancel
         self._on_tick()
+
+    async def _accept(self, bound: socket.socket, tls: ssl.SSLContext) -> None:
+        """Accepts clients of TLS, which count from then on. The loop's own server makes their protocol after the handshake, so
+        clients that begin none could take all descriptors of the process."""
+        while True:
+            try:
+                client, _ = await self.loop.sock_accept(bound)
+            except OSError:  # the client has gone, or there is no descriptor
+                await asyncio.sleep(DRAIN_TICK)
+                continue
+            if len(self.connections) + len(self.handshakes) >= self.settings.max_connections:
+                self.rejected += 1
+                client.close()
+                continue
+            task = self.loop.create_task(self._handshake(client, tls))
+            self.handshakes.add(task)
+            task.add_done_callback(self.handshakes.discard)
+
+    async def _handshake(self, client: socket.socket, tls: ssl.SSLContext) -> None:
+        timeout = self.settings.request_timeout
+        with suppress(OSError):  # no TLS, no certificate, or too late
+            await self.loop.connect_accepted_socket(lambda: self._make(self), client, ssl=tls, ssl_handshake_timeout=timeout)
 
     def _on_tick(self) -> None:
         self.tick += 1
@@ -67,7 +98,7 @@ class Listener:
         self.draining = True
         for connection in self.connections:
             connection.fast = None
-        self._server.close()
+        self._stop()
         self._timer.cancel()
         self._on_tick()
 
@@ -78,6 +109,8 @@ class Listener:
             await asyncio.sleep(DRAIN_TICK / 2)
         for connection in list(self.connections):
             connection.abort()
+        for handshake in self.handshakes:
+            handshake.cancel()
         self._timer.cancel()
 
 
@@ -228,7 +261,10 @@ class Connection(FastConnection, asyncio.Protocol):
             listener.expired += 1
             self.expire()
         elif not busy and quiet > (1 if listener.draining else listener.idle_ticks):
-            self.close()
+            if self.closing:  # over TLS, the client has not answered that; pools of connections read only when they are used
+                self.abort()
+            else:
+                self.close()
 
     def close(self) -> None:
         """Closes after what was written has been sent."""
