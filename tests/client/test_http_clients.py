@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import random
 import socket
@@ -145,6 +146,18 @@ def test_a_refusal_without_end(kind, limits_of):
     many = (b"x" * 65536,) * 8
     for headers, size in ({}, 65536), ({"Content-Encoding": "gzip"}, 0):
         assert len(refusal_of(Answer(503, headers, chunks=many), kind, limits_of(retry=Retry(attempts=2)))) == size
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_compressed_refusal_expands_no_further(kind, limits_of, times):
+    """Of a body that expands a thousandfold, or a millionfold, at most 64 KiB are kept; a short one is read."""
+    short, long = b"busy", bytes(10_000_000)
+    for _ in range(times):
+        short, long = gzip.compress(short), gzip.compress(long)
+    headers, limits = {"Content-Encoding": ", ".join(["gzip"] * times)}, limits_of(retry=Retry(attempts=2))
+    assert len(refusal_of(Answer(503, headers, long), kind, limits)) <= 65536
+    if times == 1:
+        assert refusal_of(Answer(503, headers, short), kind, limits) == b"busy"
 
 
 def test_a_refusal_of_unknown_length(kind, limits_of):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from typing import Any
 
 from ..clock import steady_us
@@ -16,7 +17,7 @@ from .client_limits import Attempt, CallInfo, ClientLimits, ClientRates, Settlem
 from .response_fields import relevant_fields
 
 #: Bytes of a refusal's body that are kept for the exception, and so that the connection can be used again.
-MAX_KEPT = 1 << 16
+MAX_KEPT, PIECE = 1 << 16, 16
 #: Compressions that a meter can read.
 READABLE = "gzip, deflate"
 
@@ -108,12 +109,22 @@ class HttpxSender:
 
     def _refusal(self, request: Any, response: Any, body: bytes) -> Any:
         """A closed response with what was read of its body."""
-        make, headers = self.library.Response, response.headers.copy()
-        try:
-            return make(response.status_code, headers=headers, content=body, request=request, extensions=response.extensions)
-        except self.library.DecodingError:  # the body is cut off, or wrongly compressed
-            del headers["content-encoding"]
-            return make(response.status_code, headers=headers, request=request, extensions=response.extensions)
+        headers = response.headers.copy()
+        encoding = headers.pop("content-encoding", "")
+        content, more = self._decoded(body, encoding) if encoding else body, response.extensions
+        return self.library.Response(response.status_code, headers=headers, content=content, request=request, extensions=more)
+
+    def _decoded(self, body: bytes, encoding: str) -> bytes:
+        """At most MAX_KEPT bytes of a compressed body. It is decoded by PIECE bytes, of which each may expand a thousandfold; one
+        that was compressed several times is left out, since it would a millionfold."""
+        kept, pieces = bytearray(), (body[at : at + PIECE] for at in range(0, len(body), PIECE))
+        with suppress(self.library.DecodingError):  # the body is cut off, or wrongly compressed
+            if "," not in encoding:
+                for part in self.library.Response(200, headers={"content-encoding": encoding}, content=pieces).iter_bytes():
+                    kept += part
+                    if len(kept) >= MAX_KEPT:
+                        break
+        return bytes(kept[:MAX_KEPT])
 
 
 class SyncTransport(HttpxSender):
