@@ -7,6 +7,8 @@ import inspect
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from typing import Any
 
@@ -164,6 +166,52 @@ def test_a_service_that_does_not_answer(scheme, kind):
         with pytest.raises(StoreTimeout):
             made.check("checkout", "42")
         made.close()
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b"[]", b"null", b'{"error": "no"}', b"[" * 100_000, b'{"limit": 1e400}'])
+def test_an_answer_of_another_server(kind, body):
+    """The page of a proxy, with status 200, is a service that can't be asked: programs decide then what to do."""
+    with http_answers(body) as url:
+        client = kind(url, timeout=30)
+        calls = (
+            lambda: client.check("checkout", "u"),
+            lambda: client.check_many([("checkout", "u")]),
+            lambda: client.reserve("checkout", "u", 1),
+            lambda: client.settle("token", 1),
+            lambda: client.inspect("checkout", "u"),
+        )
+        for call in calls:
+            with pytest.raises(StoreUnavailable, match="limitkeeper service"):
+                call()
+        client.close()
+
+
+@contextmanager
+def http_answers(body: bytes) -> Iterator[str]:
+    """The URL of a server that answers every request with this body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_the_token(kind, policy_file):

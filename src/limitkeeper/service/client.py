@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from ..decision import Decision, Decisions
-from ..errors import ConfigurationError, StoreError
+from ..errors import ConfigurationError, StoreError, StoreUnavailable
 from ..stores.urls import masked
 from .app import UNLIMITED
 
@@ -50,6 +50,15 @@ class ServiceReservation:
 
     def __bool__(self) -> bool:
         return self.decision.allowed
+
+
+def readable(read: Callable[..., T], *given: Any) -> T:
+    """What an answer says; StoreUnavailable for one that is not the service's, such as the page of a proxy."""
+    try:
+        return read(*given)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        message = f"expected an answer of the limitkeeper service, got another one ({type(error).__name__}: {str(error)[:80]})"
+        raise StoreUnavailable(message) from error
 
 
 # Operations ----------------------------------------------------------------------------------------------------------
@@ -141,7 +150,7 @@ class Client:
     def _call(self, operation: Operation[T]) -> T:
         for left in reversed(range(self._retries + 1)):
             try:
-                return operation.read(self._transport.call(operation))
+                return readable(operation.read, self._transport.call(operation))
             except StoreError:
                 if not left or not operation.repeatable:
                     raise
@@ -194,7 +203,7 @@ class AsyncClient:
     async def _call(self, operation: Operation[T]) -> T:
         for left in reversed(range(self._retries + 1)):
             try:
-                return operation.read(await self._transport.call(operation))
+                return readable(operation.read, await self._transport.call(operation))
             except StoreError:
                 if not left or not operation.repeatable:
                     raise

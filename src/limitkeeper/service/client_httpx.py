@@ -11,7 +11,7 @@ import httpx
 from ..errors import ConfigurationError, LimitkeeperError, StoreTimeout, StoreUnavailable
 from ..stores.urls import masked
 from .app import RequestError
-from .client import Json, Operation
+from .client import Json, Operation, readable
 
 
 def options(url: str, token: str | None, timeout: float) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Transport:
 
     def call(self, operation: Operation[Any]) -> Json:
         try:
-            return answer(self._client.request(**request(operation)))
+            return readable(answer, self._client.request(**request(operation)))
         except httpx.HTTPError as error:
             raise lost(self._url, error) from error
 
@@ -72,7 +72,7 @@ class AsyncTransport:
 
     async def call(self, operation: Operation[Any]) -> Json:
         try:
-            return answer(await self._client.request(**request(operation)))
+            return readable(answer, await self._client.request(**request(operation)))
         except httpx.HTTPError as error:
             raise lost(self._url, error) from error
 

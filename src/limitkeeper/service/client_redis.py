@@ -14,7 +14,7 @@ from redis.retry import Retry
 from ..errors import ConfigurationError, LimitkeeperError, StoreTimeout, StoreUnavailable
 from ..stores.urls import masked
 from .app import INVALID, RequestError
-from .client import Json, Operation
+from .client import Json, Operation, readable
 
 
 def options(token: str | None, timeout: float) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Transport:
             with self._redis.pipeline(transaction=False) as pipeline:
                 for one in commands(operation):
                     pipeline.execute_command(*one)  # type: ignore[no-untyped-call]
-                return answer(operation, pipeline.execute())
+                return readable(answer, operation, pipeline.execute())
         except redis.RedisError as error:
             raise failed(self._url, error) from error
 
@@ -94,7 +94,7 @@ class AsyncTransport:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for one in commands(operation):
                     pipeline.execute_command(*one)
-                return answer(operation, await pipeline.execute())
+                return readable(answer, operation, await pipeline.execute())
         except redis.RedisError as error:
             raise failed(self._url, error) from error
 
