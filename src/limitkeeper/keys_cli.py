@@ -57,7 +57,10 @@ def run_override(args: argparse.Namespace) -> int:
 
 
 def override_by_service(args: argparse.Namespace) -> dict[str, Any]:
-    path = f"/v1/overrides/{quote(args.limit, safe='')}/{quote(args.key, safe='')}"
+    try:
+        path = f"/v1/overrides/{quote(args.limit, safe='')}/{quote(args.key, safe='')}"
+    except UnicodeEncodeError:
+        raise LimitkeeperError("a limit or key that is not UTF-8 can't be sent; write to the store with --policy FILE") from None
     body = {"limit": args.to, "for": args.duration, "reason": args.reason}
     method = "DELETE" if args.remove else "PUT" if args.to else "GET"
     remedy = "name its admin port with --admin, or write to the store with --policy FILE"
@@ -69,6 +72,8 @@ def ask_service(
 ) -> dict[str, Any]:
     """The answer of a service's admin port, as a mapping; the token is that of LIMITKEEPER_TOKEN."""
     url, token = (admin or "http://127.0.0.1:7073").rstrip("/") + path, os.environ.get("LIMITKEEPER_TOKEN")
+    if token and not (token.isascii() and token.isprintable()):  # an error of the HTTP client would show it
+        raise LimitkeeperError("LIMITKEEPER_TOKEN has a line end, or another character that no token has")
     try:
         request = Request(url, data, {"Authorization": f"Bearer {token}"} if token else {}, method=method)
         try:
@@ -79,7 +84,7 @@ def ask_service(
         if not isinstance(answer, dict) or not isinstance(answer.get("error", {}), dict):
             raise ValueError("this is not the answer of a service")
         return answer
-    except (OSError, ValueError, HTTPException) as error:
+    except (OSError, ValueError, HTTPException, RecursionError) as error:
         raise LimitkeeperError(f"{url}: the service does not answer ({error}); {remedy}") from None
 
 

@@ -137,6 +137,16 @@ def test_keys_are_shown_only_with_show_keys(kept):
     assert "\n" not in kept.records[-1].getMessage()
 
 
+def test_a_name_can_not_break_the_line(kept):
+    """A limiter's name is printed without control characters."""
+    clock = ManualClock(NOON)
+    limiter = Limiter("1/h", store=MemoryStore(clock=clock), name="mails\nroot: all is well")
+    log_refusals(limiter, logger=kept.logger, clock=clock)
+    for _ in range(2):
+        limiter.hit("ann")
+    assert "\n" not in kept.records[-1].getMessage()
+
+
 def test_stopping_stops(kept):
     """Calling what `log_refusals` returns ends it, and the gate has no listener left."""
     gate = gate_on(ManualClock(NOON))

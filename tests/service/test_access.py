@@ -250,6 +250,8 @@ def test_the_admin_port_has_them_too(scoped):
         (f"[[token]]\nname = ''\ntoken = '{ADMIN}'\nscopes = ['check']", "name: expected a string"),
         (2 * f"[[token]]\nname = 'a'\ntoken = '{ADMIN}'\nscopes = ['check']\n", "name: 'a' is there twice"),
         ("[[token", "can't read the tokens"),
+        ("a = " + "[" * 5000, "can't read the tokens"),
+        ("[[token]]\nname = 'a'\ntoken = 12345678901234567890\nscopes = ['check']", "token: expected a string, got int"),
     ],
 )
 def test_mistakes_in_the_file_are_found_at_the_start(tmp_path, text, message):

@@ -36,6 +36,17 @@ def test_flags_before_environment_before_file(tmp_path):
     assert table["resp"] == ("off", str(config))
     assert table["max_body"] == ("262144", "default")
     assert TOKEN not in str(table)
+    stored = load({"store": f"redis://me:{TOKEN}@cache/0?sentinel_password={TOKEN}"}, {}).table()
+    assert ("store", "redis://…@cache/0?sentinel_password=…", "--store") in stored
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "\x00"])
+def test_a_file_that_is_no_settings_file(tmp_path, text):
+    """It is an error with the file's name, also where it nests too deeply to be read."""
+    config = tmp_path / "service.toml"
+    config.write_text(text)
+    with pytest.raises(ConfigurationError, match="can't read the settings"):
+        load({}, {}, str(config))
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,23 @@ def test_a_service_that_does_not_answer(capsys):
     assert "--admin" in printed
 
 
+@pytest.mark.parametrize("token", ["secret-of-the-service\r", "secret-of-the-service\n", "secret-of-the-service\u2026"])
+def test_a_token_that_can_not_be_sent_is_not_shown(capsys, monkeypatch, token):
+    """A line end that a file has added to it is named instead."""
+    monkeypatch.setenv("LIMITKEEPER_TOKEN", token)
+    assert main(["top", "--admin", "http://127.0.0.1:1"]) == 2
+    assert "LIMITKEEPER_TOKEN has a line end" in (printed := capsys.readouterr().err)
+    assert "secret-of" not in printed
+
+
+def test_a_key_that_is_not_utf_8_can_not_be_sent(capsys):
+    """The remedy is the store itself, which takes any key."""
+    assert main(["keys", "override", "checkout", "\udcff", "--admin", "http://127.0.0.1:1"]) == 2
+    assert "write to the store with --policy FILE" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("status", [200, 502])
-@pytest.mark.parametrize("body", [b"<html>Bad Gateway</html>", b"[1]", b"5", b"{}", b'{"error": "no"}', b"\xff"])
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"<html>Bad Gateway</html>", b"[1]", b"5", b"{}", b'{"error": "no"}', b"\xff"])
 def test_another_server_at_the_address_is_an_error(capsys, status, body):
     """An answer that is not that of a service is an error with the remedy, not a traceback."""
 

@@ -234,6 +234,16 @@ def test_a_password_is_never_shown(noted, url):
     assert "ter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("between", ["/", "?", "#"])
+@pytest.mark.parametrize("password", ["hunter2{}x", "12{}hunter2", "{}hunter2"])
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster", "limitkeeper", "sharded+redis"])
+def test_a_password_that_is_not_encoded_is_not_shown(scheme, password, between):
+    """A slash ends the address, so a part of the password stands in the place of a port or a database; the remedy is named."""
+    with pytest.raises(ConfigurationError, match=f"%{ord(between):X}") as caught:
+        store_from_url(f"{scheme}://me:{password.format(between)}@one,two")
+    assert "hunter2" not in str(caught.value)
+
+
 def test_what_is_missing_names_the_way_to_get_it(monkeypatch):
     """A store whose module or client library is missing is an error that names what to install."""
     for module in ("redis", "leased", "sharded"):

@@ -189,7 +189,8 @@ SENTENCES = {
 
 def sentence(record: Record) -> str:
     """The line as a readable sentence."""
-    words = [f"{record['policy']}:"]
+    policy = str(record["policy"])
+    words = [f"{policy if policy.isprintable() else ascii(policy)}:"]
     if "rule" in record:
         words.append(f"{record['rule']!r}:")
     if "key" in record:

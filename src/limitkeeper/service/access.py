@@ -68,7 +68,7 @@ def read_tokens(path: str) -> tuple[list[Token], list[str]]:
     mistakes: list[str] = []
     try:
         tables = tomllib.loads(Path(path).read_text()).get("token")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return [], [f"{path}: can't read the tokens: {error}"]
     if not isinstance(tables, list) or not tables:
         return [], [f"{path}: expected tables [[token]] with {EXAMPLE}"]
@@ -92,7 +92,9 @@ def _mistakes(table: Any, secrets: set[bytes], names: set[str]) -> Iterable[str]
     elif table["name"] in names:
         yield f"name: {table['name']!r} is there twice"
     try:
-        if secret(str(table["token"])).encode() in secrets:
+        if not isinstance(table["token"], str):
+            yield f"token: expected a string, got {type(table['token']).__name__}; write it in quotes"
+        elif secret(table["token"]).encode() in secrets:
             yield "token: another one has the same"
     except ValueError as error:
         yield f"token: {error}"

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError, InvalidLimit
 from ..rate import duration_us
+from ..stores.urls import without_passwords
 from .access import read_tokens
 
 PREFIX = "LIMITKEEPER_"
@@ -143,6 +144,8 @@ class Settings:
             return OFF if one.metadata["parse"] is address else "-"
         if one.name in SECRET:
             return f"({len(value)} characters)"
+        if one.name == "store":
+            return without_passwords(value)
         if isinstance(value, bool):
             return "on" if value else OFF
         return f"{value:g}s" if isinstance(value, float) else str(value)
@@ -192,7 +195,7 @@ def read_file(path: str) -> dict[str, str]:
     """The settings of a TOML file, as text; a table `[limitkeeper]` is optional."""
     try:
         found = tomllib.loads(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: can't read the settings: {error}") from None
     section = found.get("limitkeeper", found)
     outside = [name for name in found if name != "limitkeeper" and name in {one.name for one in settings_fields()}]

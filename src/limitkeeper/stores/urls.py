@@ -43,6 +43,10 @@ def store_from_url(url: str) -> Store:
     if url.startswith("${"):
         raise ConfigurationError(f"{url!r}: variables are replaced in policy files only; write os.environ[{url.strip('${}')!r}]")
     make = maker_of(parts.scheme, url)
+    try:
+        check_login(parts)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{masked(url)}: {error}") from None
     options = options_of(parts.query, url)
     wrapping = {name: options.pop(name) for name in WRAPPING if name in options}
     for wrapper, more in WRAPPERS.items():
@@ -156,10 +160,23 @@ def wrapped(store: Store, wrapping: Options, url: str) -> Store:
 # Parsing -----------------------------------------------------------------------------------------------------------
 
 
+def without_passwords(url: str) -> str:
+    hidden = re.sub(r"^((?:[^:/?#]*://)?).*@", r"\1…@", url, flags=re.S)
+    return re.sub(r"(password=)[^&#]*", r"\1…", hidden, flags=re.I)
+
+
+def check_login(parts: SplitResult) -> None:
+    """Refuses an '@' behind the address: a '/', '?' or '#' in the password has ended that, and messages would show the rest of it
+    as a port, a database or an option."""
+    rest = "" if parts.scheme.endswith(("unix", "shared")) else parts.path
+    names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    if parts.fragment or "@" in "".join([rest, *names]):
+        raise ConfigurationError("in a user name, a password or a path write '/', '?', '#' and '@' as %2F, %3F, %23 and %40")
+
+
 def masked(url: str) -> str:
     """The repr of a URL without passwords, for messages."""
-    hidden = re.sub(r"^((?:[^:/?#]*://)?).*@", r"\1…@", url, flags=re.S)
-    return repr(re.sub(r"(password=)[^&#]*", r"\1…", hidden, flags=re.I))
+    return repr(without_passwords(url))
 
 
 def options_of(query: str, url: str) -> Options:

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from ...errors import ConfigurationError
-from ..urls import WRAPPING, masked
+from ..urls import WRAPPING, check_login, masked
 
 KINDS = {
     "single": ("redis", "rediss", "valkey", "valkeys", "unix", "redis+unix"),
@@ -114,7 +114,9 @@ def read_url(url: str, schemes: Mapping[str, str] = SCHEMES) -> Address:
     if url and "://" not in url:
         raise ConfigurationError(f"{masked(url)}: expected a URL; did you mean {masked(f'{next(iter(schemes))}://{url}')}?")
     try:
-        return _read(urlsplit(url), schemes)
+        parts = urlsplit(url)
+        check_login(parts)
+        return _read(parts, schemes)
     except ConfigurationError as error:
         raise ConfigurationError(f"{masked(url)}: {error}") from None
 
@@ -149,7 +151,7 @@ def _read(parts: SplitResult, schemes: Mapping[str, str]) -> Address:
         if not service:
             raise ConfigurationError("name the service, as in redis+sentinel://host:26379/mymaster")
     db = options.get("db", number or "0")
-    if not db.isdigit():
+    if not (db.isascii() and db.isdigit() and len(db) < 10):
         raise ConfigurationError(f"database: expected a number, got {db!r}")
     if kind == "cluster" and int(db):
         raise ConfigurationError("a cluster has database 0 only")
@@ -163,7 +165,7 @@ def _read(parts: SplitResult, schemes: Mapping[str, str]) -> Address:
 
 def _endpoint(text: str, port: int) -> Endpoint:
     host, _, number = text.rpartition(":") if not text.endswith("]") and ":" in text else (text, "", "")
-    if number and not (number.isascii() and number.isdigit() and 0 < int(number) < 65536):
+    if number and not (number.isascii() and number.isdigit() and len(number) < 6 and 0 < int(number) < 65536):
         raise ConfigurationError(f"port: expected a number from 1 to 65535, got {number!r}")
     return Endpoint(unquote(host.strip("[]")) or "localhost", int(number) if number else port)
 
