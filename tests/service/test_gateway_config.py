@@ -128,6 +128,24 @@ def test_a_second_line_of_a_header_makes_no_other_client(exported, service):
     assert found == [200, 200, 200, 429, 429]
 
 
+@pytest.mark.parametrize("upgrade", [(), ("Upgrade",)])
+def test_a_header_that_is_counted_reaches_the_application(exported, service, upgrade):
+    """A client can name a header in Connection, so that a proxy does not pass it on: then it is not counted either."""
+    name, client = exported
+    service.client.post("/v1/reset", json={"limit": "checkout", "key": "ip:127.0.0.1"})
+    for number in range(5):
+        connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=60)
+        headers = {"X-User": f"{name} names it {number}", "Connection": "X-User", **dict.fromkeys(upgrade, "x")}
+        connection.request("POST", "/checkout", headers=headers)
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        if response.status == 200 and "x-user" not in json.loads(content)["headers"]:
+            assert number < 3, "counted by its address"
+        else:
+            assert response.status in (200, 400, 429)
+
+
 def test_every_spelling_of_a_limited_path_is_checked(exported, service):
     """The gateway refuses what the policy refuses: no spelling of a path passes without a check."""
     _, client = exported

@@ -137,6 +137,11 @@ CADDY = """\
 http://:<<listen_port>> {
 	bind <<listen_host>>
 	route {
+		# A client names headers in Connection that Caddy then keeps from the application, though the service has seen them.
+		@upgrade header Upgrade *
+		@ordinary not header Upgrade *
+		request_header @upgrade Connection Upgrade
+		request_header @ordinary -Connection
 		<<routes>>
 	}
 	<<down>>
