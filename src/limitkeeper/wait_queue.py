@@ -8,7 +8,8 @@ Of the waiters that have moved up only the next one is woken (of each event loop
 There is one queue per store, because limiters of one name share their state.
 
 All that leave a remote store in one iteration of an event loop leave in one call. It is sent when the decisions in progress are
-answered: a start behind it that is not known yet would keep the server from giving anything back.
+answered: a start behind it that is not known yet would keep the server from giving anything back. Decisions that begin later are
+held back for it, HOLD seconds at most, and it never waits for them: there is always one where they take longer than that.
 
 FifoGate is for limits that can't reserve (the sliding window counter), one queue per key: the first waiter decides again after
 `retry_after`, the others wait until they are first.
@@ -143,6 +144,18 @@ def refunded(claims: Sequence[Claim]) -> Waiter:
     return Waiter(claims, Decision(True, start_us=-1), None, BEGUN)
 
 
+class DecisionsInProgress:
+    """A number of decisions, and an event that is set while there are none."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.answered = asyncio.Event()
+        self.answered.set()
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+
 class Departures:
     """The waiters of one event loop that leave a remote store, and the decisions that are in progress there."""
 
@@ -150,9 +163,7 @@ class Departures:
         self.leaving: list[Waiter] = []
         self.call: asyncio.Task[None] | None = None  # gives back all that are leaving
         self.one_call = asyncio.Lock()
-        self.deciding = 0
-        self.answered = asyncio.Event()
-        self.answered.set()
+        self.deciding = DecisionsInProgress()  # since the last call that gives back
         self.sent = asyncio.Event()
 
     @asynccontextmanager
@@ -162,14 +173,15 @@ class Departures:
             with suppress(TimeoutError):
                 async with asyncio.timeout(HOLD):
                     await self.sent.wait()
-        self.deciding += 1
-        self.answered.clear()
+        deciding = self.deciding
+        deciding.count += 1
+        deciding.answered.clear()
         try:
             yield
         finally:
-            self.deciding -= 1
-            if not self.deciding:
-                self.answered.set()
+            deciding.count -= 1
+            if not deciding.count:
+                deciding.answered.set()
 
 
 def were_charged(waiters: Sequence[Waiter]) -> bool:
@@ -296,10 +308,10 @@ class WaitQueue:
 
     async def _leave_together(self, store: Store, departures: Departures) -> None:
         self._vacate(store, departures.leaving)
+        before, departures.deciding = departures.deciding, DecisionsInProgress()
         try:
             async with departures.one_call:
-                while departures.deciding:
-                    await departures.answered.wait()
+                await before.answered.wait()
                 waiters, departures.leaving, departures.call = departures.leaving, [], None
                 departures.sent.set()
                 self._vacate(store, waiters)

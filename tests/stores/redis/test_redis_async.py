@@ -32,6 +32,7 @@ from limitkeeper.stores.redis.address import Endpoint, Login
 from limitkeeper.stores.redis.async_connection import LATE, AsyncConnection, resolve
 from limitkeeper.stores.redis.resp import Outcome, Unsent, pack
 from servers.faketime import FaketimeValkey
+from servers.proxy import Proxy
 from servers.valkey import Valkey
 from stand_ins import driven
 
@@ -687,3 +688,33 @@ def test_decisions_in_flight_are_given_back_from_the_last_one_on(valkey: Valkey)
         return left
 
     assert set(run(pairs)) == {(2, 2)}
+
+
+def test_giving_back_does_not_wait_for_decisions_that_keep_coming(valkey: Valkey) -> None:
+    """A round trip longer than a decision is held back, and a decision in progress at every moment: who gives back returns."""
+    timeout = 0.5
+
+    async def work(url: str) -> list[object]:
+        async with RedisStore(url, timeout=timeout) as store:
+            limiter = AsyncLimiter("1000/s burst 100000", store=store)
+            reservation = await limiter.reserve("mine")
+            tasks: set[asyncio.Task[object]] = set()
+
+            async def decide_always() -> None:
+                while True:
+                    task: asyncio.Task[object] = asyncio.create_task(limiter.acquire("others"))
+                    tasks.add(task)
+                    await asyncio.sleep(0.005)
+
+            traffic = asyncio.create_task(decide_always())
+            await turns()
+            try:
+                async with asyncio.timeout(5 * 2 * timeout):
+                    return [await reservation.cancel(), await limiter.refund("mine")]
+            finally:
+                traffic.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    with Proxy(valkey.port) as network:
+        network.latency = 0.03
+        assert run(lambda: work(network.url)) == [True, None]
