@@ -281,7 +281,8 @@ class BatchersByLoop:
         found = self._batchers.get(loop)
         if found is None:
             for other in [one for one in list(self._batchers) if one.is_closed()]:
-                self._batchers.pop(other).connections.close()
+                if (ended := self._batchers.pop(other, None)) is not None:  # None: a loop of another thread was quicker
+                    ended.connections.close()
             found = self._batchers[loop] = Batcher(self._store, self._connect(loop))
         return found
 

@@ -98,38 +98,37 @@ class Cluster(Route):
         self._nodes: list[Endpoint] = list(address.endpoints)
 
     def locate(self, some: Sequence[RoutedCommand]) -> Plan[None]:
-        if not self._slots:
-            yield from self._read_map()
+        slots = self._slots or (yield from self._read_map())  # another thread may drop the map at any moment
         for command in some:
             if command.asking or (command.endpoint is not None and command.key is None):
                 continue
             slot = slot_of(command.key or b"")
-            command.endpoint = self._slots[slot]
+            command.endpoint = slots[slot]
             if command.endpoint is None:
                 self._slots = []
                 raise NotYet(f"{self.address}: no node serves slot {slot}")
 
     def by_server(self, requests: Sequence[AnyRequest]) -> Plan[list[list[AnyRequest]]]:
-        if not self._slots:
-            yield from self._read_map()
-        slots, found = self._slots, dict[Endpoint | None, list[AnyRequest]]()
+        slots = self._slots or (yield from self._read_map())
+        found: dict[Endpoint | None, list[AnyRequest]] = {}
         for request in requests:
             found.setdefault(slots[slot_of(request.keys[0])], []).append(request)
         return list(found.values())
 
     def all_endpoints(self) -> Plan[list[Endpoint]]:
-        yield from self._read_map()
-        return list({endpoint: None for endpoint in self._slots if endpoint is not None})
+        slots = yield from self._read_map()
+        return list({endpoint: None for endpoint in slots if endpoint is not None})
 
-    def _read_map(self) -> Plan[None]:
+    def _read_map(self) -> Plan[list[Endpoint | None]]:
         failures = []
         nodes = list(dict.fromkeys([*self._nodes, *self.address.endpoints]))
         for at, node in enumerate(nodes):
             reply = yield from ask(node, self.login, ["CLUSTER", "SLOTS"], share=min(4, len(nodes) - at))
             try:
                 if not isinstance(reply, Exception):
-                    self._slots, self._nodes = decode_reply(reply, partial(decode_map, source=node), node)
-                    return
+                    slots, self._nodes = decode_reply(reply, partial(decode_map, source=node), node)
+                    self._slots = slots
+                    return slots
             except StoreUnavailable as error:
                 reply = error
             failures.append(f"{node}: {reply}")
@@ -146,8 +145,9 @@ class Cluster(Route):
                 return DONE
             command.endpoint = node
             command.asking = kind == "ASK"
-            if kind == "MOVED" and self._slots:
-                self._slots[slot] = node
+            slots = self._slots
+            if kind == "MOVED" and slots:
+                slots[slot] = node
             return AGAIN
         if kind in ("CLUSTERDOWN", "LOADING", "READONLY", "MASTERDOWN"):
             self._slots = []

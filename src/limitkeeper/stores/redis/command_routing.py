@@ -328,5 +328,5 @@ class Route:
         """Sends the source next. A server that had the script before this call was sent has lost it, and perhaps all its data."""
         call.send_source()
         if self._loaded.get((call.endpoint, call.script.sha), call.loads_before + 1) <= call.loads_before:
-            self._loaded = {key: number for key, number in self._loaded.items() if key[0] != call.endpoint}
+            self._loaded = {key: number for key, number in list(self._loaded.items()) if key[0] != call.endpoint}
             self.on_data_loss()

@@ -101,7 +101,7 @@ class KeyNames:
 
     def forget(self) -> None:
         """Marks all limits as unregistered: the server has lost its data."""
-        for entry in self.entries.values():
+        for entry in list(self.entries.values()):  # other threads add theirs
             entry.since_us = None
         self.registered.clear()
         self.limit_sets.clear()

@@ -134,18 +134,19 @@ class LimitEntry:
         self.names.limit_sets.clear()
         if self._is_unmet(written_by):
             while len(self.met) >= MAX_MET:
-                self.met.pop(next(iter(self.met)), None)
+                self.met.pop(next(iter(list(self.met)), 0), None)
             limit = self.rate(registry, written_by)
             self.met[written_by] = _RATE.pack(written_by, *((0.0,) * 5 if limit is None else numbers_of(limit)))
 
     def forget_unknown(self) -> None:
         """Forgets rates that no registry had: it may have them later."""
-        self.met = {print_: rate for print_, rate in self.met.items() if _RATE.unpack(rate)[1]}
+        self.met = {print_: rate for print_, rate in list(self.met.items()) if _RATE.unpack(rate)[1]}
 
     def try_fast_path_later(self) -> None:
         """Counts a decision without the fast path."""
         self.without_fast_path -= 1
-        if self.without_fast_path == 0:
+        if self.without_fast_path <= 0:  # below 0: two threads have counted at once
+            self.without_fast_path = 0
             self.is_plain = not self.limit.logs and self.limit.ramp == 0
             self.names.limit_sets.clear()
 

@@ -88,9 +88,7 @@ class Sentinels(Route):
         return True if isinstance(role, list) and role[:1] == [b"master"] else role
 
     def _ask_last(self, sentinel: Endpoint) -> None:
-        if sentinel in self._sentinels:
-            self._sentinels.remove(sentinel)
-            self._sentinels.append(sentinel)
+        self._sentinels = [*(one for one in self._sentinels if one != sentinel), sentinel]  # never incomplete: threads read it
 
     def on_error(self, command: RoutedCommand, error: Exception) -> str:
         kind = error_kind(error)
