@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,66 @@ def test_a_wrong_password_is_reported_with_its_remedy(locked: Valkey, login: str
             with pytest.raises(StoreUnavailable, match=remedy) as result:
                 call()
             assert "wrong" not in str(result.value).replace("WRONGPASS", "")
+
+
+@pytest.fixture
+def permitted(valkey: Valkey) -> Iterator[Callable[..., RedisStore]]:
+    """Makes a store whose user has the permissions that the page lists, and others."""
+    page = (Path(__file__).parents[3] / "docs/stores/redis.md").read_text()
+    (listed,) = re.findall(r"^ACL SETUSER limits on >password (.*)$", page, re.MULTILINE)
+    with valkey.client() as client:
+
+        def make(*others: str) -> RedisStore:
+            client.execute_command("ACL", "SETUSER", "limits", "reset", "on", ">password", *listed.split(), *others)
+            return RedisStore(f"redis://limits:password@127.0.0.1:{valkey.port}", timeout="60s")
+
+        yield make
+        client.execute_command("ACL", "DELUSER", "limits")
+
+
+RULES = ["5/s", "fixed window 5/s", "sliding window log 5/s", "sliding window counter 5/s", "leaky bucket queue 5/s capacity 50"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_listed_permissions_are_enough(permitted: Callable[..., RedisStore], rule: str) -> None:
+    """Every operation on one and on several limits, several rates of a name, and waiters of different costs that leave."""
+
+    async def waiters(limiter: AsyncLimiter) -> None:
+        tasks = [asyncio.create_task(limiter.acquire("waits", cost=1 + i % 2)) for i in range(12)]
+        await limiter.peek("waits")
+        tasks[6].cancel()
+        await asyncio.wait(tasks[6:7])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    failed: list[object] = []
+    with permitted("+hset", "+hdel") as store:
+        limiter = Limiter(rule, store=store, name="one")
+        both = Limiter({"one": rule, "two": "100/min"}, store=store, name="both")
+        for one in (limiter, both, Limiter(rule.replace("5", "6"), store=store, name="one")):
+            one.hit("u")
+            one.peek("u")
+            one.hit_many(["a", "b"])
+            one.reserve("v").cancel()
+            one.reset("u")
+        tasks = AsyncLimiter(rule, store=store, name="one")
+        tasks.events.on("give back failed", failed.append)
+        driven(waiters(tasks))
+        items = store.items(limiter.named[0])
+        store.load(limiter.named[0], items)
+        store.forget(limiter.claims("a"))
+        overrides = store.open_hash("overrides:shop")
+        assert overrides is not None
+        overrides.write("field", "value")
+        assert overrides.read() == {"field": "value"}
+        overrides.write("field", None)
+    assert failed == []
+
+
+def test_a_permission_that_a_script_lacks_is_reported_with_the_remedy(permitted: Callable[..., RedisStore]) -> None:
+    with permitted("-mget") as store, pytest.raises(StoreUnavailable, match="the user lacks a permission"):
+        Limiter({"one": "5/s", "two": "100/min"}, store=store).hit("u")
 
 
 def test_a_needless_password_is_reported(valkey: Valkey) -> None:

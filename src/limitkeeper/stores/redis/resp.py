@@ -148,11 +148,14 @@ def decode_endpoint(host: bytes | str, port: bytes | int | str) -> Endpoint:
     return Endpoint(host if isinstance(host, str) else host.decode(), int(port))
 
 
+_LACKS = "the user lacks a permission: allow +@scripting +@read +@write +@connection +time on the prefix's keys"
 #: Kind of an error reply, or words in it -> what to do about it.
 REMEDIES = {
     "NOAUTH": "it requires a password: use redis://:password@host or redis://user:password@host",
     "WRONGPASS": "it rejects this user or password: correct those of the URL",
-    "NOPERM": "the user lacks a permission: allow +@scripting +@read +@write +@connection +time on the prefix's keys",
+    "NOPERM": _LACKS,
+    "ACL failure": _LACKS,
+    "user executing the script": _LACKS,  # the same in Redis 6.2
     "READONLY": "it is a replica: connect to the primary, or use redis+sentinel:// to find it",
     "LOADING": "it is still loading its data",
     "BUSY": "another script is running for too long",
