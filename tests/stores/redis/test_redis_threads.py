@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
-from limitkeeper import RedisStore, TokenBucket
+from limitkeeper import RedisStore, StoreTimeout, TokenBucket
 from limitkeeper.algorithms.claim import NamedLimit
+from limitkeeper.clock import SYSTEM
+from limitkeeper.stores.redis.async_connection import AsyncConnections
 from limitkeeper.stores.redis.cluster import SLOTS, Cluster
 from limitkeeper.stores.redis.command_routing import RoutedCommand
 from limitkeeper.stores.redis.limit_and_state_codec import LimitEntry, entry_of
 from limitkeeper.stores.redis.resp import ReplyError
 from limitkeeper.stores.redis.sentinel import Sentinels
+from limitkeeper.stores.redis.sync_connection import SyncPool
 from limitkeeper.stores.sans_io import run
 
 
@@ -61,6 +64,23 @@ def test_a_redirection_after_another_thread_has_dropped_the_map_is_followed(clus
     assert cluster.on_error(command, ReplyError("MOVED 7629 127.0.0.1:7001")) == "again"
     assert command.endpoint is not None
     assert command.endpoint.port == 7001
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_call_whose_own_budget_is_over_drops_no_map(cluster: Cluster, mode: str) -> None:
+    """It has learnt nothing about the server, and the other callers go on with the map they have."""
+    command = RoutedCommand(["GET", "k"], b"k")
+
+    async def send() -> None:
+        loop = asyncio.get_running_loop()
+        await AsyncConnections(loop).run(cluster.send([command]), loop.time() - 1)
+
+    if mode == "sync":
+        SyncPool(SYSTEM).run(cluster.send([command]), SYSTEM.now_us() - 1)
+    else:
+        asyncio.run(send())
+    assert isinstance(command.error, StoreTimeout)
+    assert len(cluster._slots) == SLOTS
 
 
 def test_the_list_of_sentinels_is_complete_at_every_moment() -> None:

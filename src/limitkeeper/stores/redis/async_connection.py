@@ -36,6 +36,7 @@ from .resp import (
     first_commands,
     lost,
     not_connected,
+    out_of_time,
     pack,
     timed_out,
 )
@@ -313,7 +314,7 @@ class AsyncConnections:
     async def exchange(self, call: Call, left: LeftOnLoop) -> Outcome:
         endpoint, (login, commands, share) = call.target, call.args
         if await left.is_over():
-            return Unsent(timed_out(endpoint))
+            return Unsent(out_of_time(endpoint))
         seconds = left() / share
         outcome: asyncio.Future[Outcome] = self.loop.create_future()
         connection = self.connection(endpoint, login, seconds)

@@ -25,6 +25,7 @@ from .resp import (
     Command,
     NotYet,
     Outcome,
+    OutOfTime,
     Reply,
     ReplyError,
     Unsent,
@@ -283,11 +284,13 @@ class Route:
         if not isinstance(outcome, list):
             unsent = isinstance(outcome, Unsent)
             for one in group:
-                # A budget that ended before the next attempt was sent says less than the server's own reply to the last.
-                if not (unsent and isinstance(one.error, NotYet) and isinstance(error_of(outcome), StoreTimeout)):
+                # A budget that ended before the next attempt was sent says less than what became of the last.
+                if not (unsent and isinstance(one.error, NotYet | StoreTimeout) and isinstance(error_of(outcome), StoreTimeout)):
                     one.error = error_of(outcome)
             if isinstance(group[0].error, NotYet):
                 return [LATER] * len(group)
+            if isinstance(error_of(outcome), OutOfTime):
+                return [DONE] * len(group)
             self.on_unreachable(endpoint)
             return [AGAIN if reconnect and unsent else DONE] * len(group)
         replies = iter(outcome)

@@ -113,6 +113,10 @@ class NotYet(StoreUnavailable):
     """Nothing was done because of something that takes a moment."""
 
 
+class OutOfTime(StoreTimeout):
+    """The budget was over before anything was sent: this says nothing about the server."""
+
+
 class TooManyConnections(NotYet):
     """No connection is free: neither one of ours nor one of the server's."""
 
@@ -223,6 +227,10 @@ def connect_error(error: BaseException, endpoint: Endpoint) -> StoreError | None
 
 def not_connected(endpoint: Endpoint) -> StoreTimeout:
     return StoreTimeout(f"{endpoint} did not accept a connection within the budget")
+
+
+def out_of_time(endpoint: Endpoint) -> OutOfTime:
+    return OutOfTime(f"{endpoint}: the budget was over before the request was sent")
 
 
 def timed_out(endpoint: Endpoint) -> StoreTimeout:

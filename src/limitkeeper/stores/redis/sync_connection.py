@@ -42,7 +42,7 @@ from .resp import (
     connect_error,
     first_commands,
     lost,
-    not_connected,
+    out_of_time,
     pack,
     timed_out,
 )
@@ -460,6 +460,8 @@ class SyncPool:
     def _write(self, call: Call, deadline_us: int, record: CallRecord | None) -> SyncConnection | StoreError | Unsent:
         login, commands, share = call.args
         due_us = self._due_us(share, deadline_us)
+        if self._now_us() >= due_us:
+            return Unsent(out_of_time(call.target))
         try:
             connection = self._take(call.target, login, due_us)
         except StoreError as error:
@@ -505,7 +507,7 @@ class SyncPool:
             if self._now_us() < deadline_us:
                 return connection
             server.put(connection)  # for the next caller: a command that has no time left would be charged without an answer
-            raise not_connected(endpoint)
+            raise out_of_time(endpoint)
 
     def close(self) -> None:
         for server in list(self._servers.values()):
