@@ -123,6 +123,7 @@ def test_the_listed_permissions_are_enough(permitted: Callable[..., RedisStore],
 
 
 def test_a_permission_that_a_script_lacks_is_reported_with_the_remedy(permitted: Callable[..., RedisStore]) -> None:
+    """Where a script lacks one, the server's error begins as any error of a script does."""
     with permitted("-mget") as store, pytest.raises(StoreUnavailable, match="the user lacks a permission"):
         Limiter({"one": "5/s", "two": "100/min"}, store=store).hit("u")
 

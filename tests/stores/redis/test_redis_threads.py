@@ -53,6 +53,7 @@ def test_a_map_that_another_thread_drops_is_used_to_the_end(cluster: Cluster) ->
 
 
 def test_a_redirection_after_another_thread_has_dropped_the_map_is_followed(cluster: Cluster) -> None:
+    """Between looking for a map and noting the node in it, the map is gone."""
     command = RoutedCommand(["GET", "k"], b"k")
 
     class Dropped(list[Any]):
