@@ -126,7 +126,7 @@ class WaitingLimiter(LimiterBase):
             return self._reserve_start(claims, key, cost, max_wait_us, remember)
         if max_wait_us == 0:
             return await arun(self._decide_now(claims, key, cost)), None
-        async with self._queue.departures().decision():
+        async with self._queue.departures().decision(claims):
             decision = await self._adecide_claims(claims, max_wait_us)
             return decision, self._enqueue(claims, max_wait_us, decision)
 

@@ -7,9 +7,9 @@ given back from the last to the first and charged again in order (`Store.rebook`
 Of the waiters that have moved up only the next one is woken (of each event loop); when it is done, it wakes the one behind it.
 There is one queue per store, because limiters of one name share their state.
 
-All that leave a remote store in one iteration of an event loop leave in one call. It is sent when the decisions in progress are
-answered: a start behind it that is not known yet would keep the server from giving anything back. Decisions that begin later are
-held back for it, HOLD seconds at most, and it never waits for them: there is always one where they take longer than that.
+All that leave a remote store in one iteration of an event loop leave in one call. It is sent when the decisions in progress on
+their keys are answered: a start behind it that is not known yet would keep the server from giving anything back. Decisions that
+begin later are held back for it, HOLD seconds at most, and it never waits for them: there is always one where they take longer.
 
 FifoGate is for limits that can't reserve (the sliding window counter), one queue per key: the first waiter decides again after
 `retry_after`, the others wait until they are first.
@@ -77,7 +77,7 @@ class Waiter:
         self.until_us = self.alarm_us = until_us
         self.claims, self.decision, self.deadline_us = claims, decision, deadline_us
         self.own_claims = claims  # those that it was made of: waiters exchange their charges
-        self.pairs: set[Pair] = {(claim.limit.identity, claim.key) for claim in claims}
+        self.pairs = pairs_of(claims)
         self.asleep = False
         self.interrupted = False  # its wait ends with CancelledError
         self.is_last = False  # it leaves, and all that wait behind it have moved up
@@ -104,6 +104,11 @@ class Waiter:
     def move_to(self, start: tuple[int, Sequence[Claim], Decision, int]) -> None:
         """Takes a start, and the charge made for it."""
         self.arrival, self.claims, self.decision, self.until_us = start
+
+
+def pairs_of(claims: Sequence[Claim]) -> set[Pair]:
+    """The keys of claims."""
+    return {(claim.limit.identity, claim.key) for claim in claims}
 
 
 def wake_next(queue: Sequence[Waiter]) -> None:
@@ -144,16 +149,11 @@ def refunded(claims: Sequence[Claim]) -> Waiter:
     return Waiter(claims, Decision(True, start_us=-1), None, BEGUN)
 
 
-class DecisionsInProgress:
-    """A number of decisions, and an event that is set while there are none."""
+class DecisionInProgress:
+    """A decision on these keys that is not answered yet."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.answered = asyncio.Event()
-        self.answered.set()
-
-    def __bool__(self) -> bool:
-        return self.count > 0
+    def __init__(self, pairs: set[Pair]) -> None:
+        self.pairs, self.answered = pairs, asyncio.Event()
 
 
 class Departures:
@@ -161,27 +161,38 @@ class Departures:
 
     def __init__(self) -> None:
         self.leaving: list[Waiter] = []
+        self.leaving_pairs: set[Pair] = set()
         self.call: asyncio.Task[None] | None = None  # gives back all that are leaving
         self.one_call = asyncio.Lock()
-        self.deciding = DecisionsInProgress()  # since the last call that gives back
+        self.deciding: set[DecisionInProgress] = set()
         self.sent = asyncio.Event()
 
     @asynccontextmanager
-    async def decision(self) -> AsyncIterator[None]:
-        """Around a decision that may wait. It is not sent before a call that gives back."""
-        if self.leaving:
+    async def decision(self, claims: Sequence[Claim]) -> AsyncIterator[None]:
+        """Around a decision that may wait. It is not sent before a call that gives back to one of its keys."""
+        pairs = pairs_of(claims)
+        if not pairs.isdisjoint(self.leaving_pairs):
             with suppress(TimeoutError):
                 async with asyncio.timeout(HOLD):
                     await self.sent.wait()
-        deciding = self.deciding
-        deciding.count += 1
-        deciding.answered.clear()
+        one = DecisionInProgress(pairs)
+        self.deciding.add(one)
         try:
             yield
         finally:
-            deciding.count -= 1
-            if not deciding.count:
-                deciding.answered.set()
+            self.deciding.discard(one)
+            one.answered.set()
+
+    def leave(self, waiters: Sequence[Waiter]) -> None:
+        self.leaving += waiters
+        self.leaving_pairs.update(*(waiter.pairs for waiter in waiters))
+        self.sent.clear()
+
+    def send(self) -> list[Waiter]:
+        """Those that leave with the call that is sent now."""
+        leaving, self.leaving, self.leaving_pairs, self.call = self.leaving, [], set(), None
+        self.sent.set()
+        return leaving
 
 
 def were_charged(waiters: Sequence[Waiter]) -> bool:
@@ -296,8 +307,7 @@ class WaitQueue:
         except RuntimeError:  # tasks that are collected after their loop was closed: no call can be awaited, their charges stay
             self._remove(waiters)
             return True
-        departures.leaving += waiters
-        departures.sent.clear()
+        departures.leave(waiters)
         for waiter in waiters:
             waiter.asleep, waiter.wake = False, None
         if departures.call is None:
@@ -308,18 +318,20 @@ class WaitQueue:
 
     async def _leave_together(self, store: Store, departures: Departures) -> None:
         self._vacate(store, departures.leaving)
-        before, departures.deciding = departures.deciding, DecisionsInProgress()
+        before = tuple(departures.deciding)
         try:
             async with departures.one_call:
-                await before.answered.wait()
-                waiters, departures.leaving, departures.call = departures.leaving, [], None
-                departures.sent.set()
+                with self.lock:
+                    pairs = departures.leaving_pairs.union(*(other.pairs for other in self._behind(departures.leaving)))
+                for one in before:
+                    if not one.pairs.isdisjoint(pairs):
+                        await one.answered.wait()
+                waiters = departures.send()
                 self._vacate(store, waiters)
                 await arun(self._leave(store, waiters))
         finally:
             if departures.call is asyncio.current_task():  # cancelled before its call
-                departures.leaving, departures.call = [], None
-                departures.sent.set()
+                departures.send()
 
     def _vacate(self, store: Store, waiters: Sequence[Waiter]) -> None:
         """Moves up all behind those that leave, if they are of one kind: those that leave have the last starts then."""

@@ -718,3 +718,17 @@ def test_giving_back_does_not_wait_for_decisions_that_keep_coming(valkey: Valkey
     with Proxy(valkey.port) as network:
         network.latency = 0.03
         assert run(lambda: work(network.url)) == [True, None]
+
+
+def test_giving_back_does_not_wait_for_decisions_on_other_keys(valkey: Valkey) -> None:
+    """A decision on another key, perhaps of a node that hangs, is in progress all the while."""
+    timeout = 0.5
+
+    async def work() -> bool:
+        async with RedisStore(valkey.url, timeout=timeout) as store:
+            limiter = AsyncLimiter("5/s", store=store)
+            reservation = await limiter.reserve("mine")
+            async with limiter._queue.departures().decision(limiter.claims("another's")), asyncio.timeout(5 * 2 * timeout):
+                return await reservation.cancel()
+
+    assert run(work)
