@@ -6,13 +6,14 @@ import asyncio
 import gc
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from io import BytesIO
 from typing import Any
 from wsgiref.util import FileWrapper
 
 import pytest
+from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.template.response import SimpleTemplateResponse
@@ -207,6 +208,43 @@ def test_a_view_whose_response_is_never_sent_gives_its_place_back(view, eventual
         gc.collect()  # a response of Django refers to its body, and that to the response
         again = limit("100/s", **options)(streamed)
         eventually(lambda: again(RequestFactory().get("/")).status_code == 200)
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """No reference cycle is garbage for the length of a test."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def streamed_async(request: Any) -> StreamingHttpResponse:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"a"
+
+    return StreamingHttpResponse(chunks())
+
+
+@pytest.mark.parametrize("view", [streamed, streamed_async])
+def test_a_stream_that_a_server_cannot_send_gives_its_place_back(view, eventually, uncollected):
+    """Where `send` of an ASGI server raises, since the client has disconnected, Django closes no response."""
+    gate = Gate(Policy.read("limits: [{name: running, concurrent: {max: 1, hold: 1h}}]"), store=MemoryStore())
+    middleware = ["limitkeeper.web.django.RateLimitMiddleware"]
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [], "client": ("192.0.2.1", 1)}
+
+    async def main() -> None:
+        received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        received.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+
+        async def send(message: dict[str, Any]) -> None:
+            raise OSError("the client has disconnected")
+
+        with pytest.raises(OSError, match="disconnected"):
+            await ASGIHandler()(scope, received.get, send)
+
+    with override_settings(LIMITKEEPER={"POLICY": gate}, MIDDLEWARE=middleware, ROOT_URLCONF=Urls([path("", view)])):
+        asyncio.run(main())
+        eventually(lambda: gate.ask(WrittenRequest("GET", "/")).allowed)
 
 
 class LockedSettlement(Settlement):

@@ -34,12 +34,17 @@ def outcome_of(error: BaseException) -> int:
 
 def is_cancelled() -> bool:
     """Whether this task is being cancelled, because its client has disconnected or its server stops. The application may have
-    made an answer or another exception of that. False in a thread without a loop."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return False
+    made an answer or another exception of that."""
+    task = current_task()
     return task is not None and task.cancelling() > 0
+
+
+def current_task() -> asyncio.Task[Any] | None:
+    """The task that runs here; None in a thread without a loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
 
 
 def outcome_after(disconnected: bool, status: int) -> int:
@@ -123,6 +128,20 @@ class Settlement:
 
     async def asettle(self, failed: bool = False) -> None:
         await settle_all(self._finish(failed))
+
+    def drop(self) -> None:
+        """Settles a response that is neither sent nor closed: its outcome is unknown. In a thread of its own: this one may hold
+        any lock, or run an event loop."""
+        if not self.settled:
+            self.status = UNKNOWN
+            with suppress(RuntimeError):  # the interpreter is ending
+                start_new_thread(self.settle, ())
+
+    def drop_with(self, task: asyncio.Task[Any]) -> None:
+        """Drops a response whose task has failed. Its body is in a reference cycle then, with the exception and its frames, and
+        may not be garbage for long."""
+        if not self.settled and (task.cancelled() or task.exception() is not None):
+            self.drop()
 
     async def run(self, handler: Callable[[], Awaitable[None]], outcome: int, disconnected: Callable[[], bool]) -> None:
         """Runs a handler, and settles however it ends; `outcome` is that of a handler which returned without a response."""
@@ -228,11 +247,8 @@ class ClosingBody:
 
     def __del__(self) -> None:
         """Settles a body that was neither sent nor closed, when it is garbage: Django under ASGI drops the response of a view in
-        a thread whose client has disconnected. Its outcome is unknown. In a thread of its own: this one may hold any lock."""
-        if not self._settlement.settled:
-            self._settlement.status = UNKNOWN
-            with suppress(RuntimeError):  # the interpreter is ending
-                start_new_thread(self._settlement.settle, ())
+        a thread whose client has disconnected."""
+        self._settlement.drop()
 
     def count(self, chunk: C) -> C:
         self._settlement.size += byte_length(chunk)

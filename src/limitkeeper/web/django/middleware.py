@@ -47,6 +47,7 @@ from ..response_settlement import (
     ClosingBody,
     Settlement,
     SettlingBody,
+    current_task,
     detach_request,
     is_cancelled,
     outcome_of,
@@ -362,12 +363,16 @@ def settlement_of(evaluation: Evaluation, response: HttpResponseBase, request: H
 
 
 def settle_streamed(settlement: Settlement, response: HttpResponseBase) -> Settlement:
-    """Leaves a settlement to the end of a streamed body, and returns an empty one for now."""
+    """Leaves a settlement to the end of a streamed body, and returns an empty one for now. Under ASGI this task sends the
+    response: where the server's `send` raises, since the client has disconnected, Django closes no response."""
     if not response.streaming:
         return settlement
     settlement.size = 0
     kind = AsyncSettlingBody if response.is_async else SettlingBody
     response.streaming_content = kind(response.streaming_content, settlement)
+    task = current_task()
+    if task is not None:
+        task.add_done_callback(settlement.drop_with)
     return Settlement(())
 
 
