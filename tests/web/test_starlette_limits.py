@@ -388,6 +388,22 @@ def test_an_endpoints_own_quota_fields_stay(store):
     assert http.get("/app").headers["x-ratelimit-remaining"] == "8"
 
 
+@pytest.mark.parametrize("options", [{}, {"charge": {"status": [200]}}])
+def test_a_response_that_is_sent_twice_has_the_fields_of_each_request(store, options):
+    """One object for all requests: no client is sent the quota of another, whether the limit is settled or not."""
+    same = PlainTextResponse("ok", headers={"X-Own": "kept"})
+    assert same.headers["x-own"] == "kept"
+
+    @limit("fixed window 9/min", store=store, **options)
+    async def endpoint(request: Any) -> Any:
+        return same
+
+    app, before = one(endpoint), list(same.raw_headers)
+    answers = [client(app, address).get("/checkout").headers for address in ("192.0.2.1", "192.0.2.1", "192.0.2.2")]
+    assert [(one["x-ratelimit-remaining"], one["x-own"]) for one in answers] == [("8", "kept"), ("7", "kept"), ("8", "kept")]
+    assert same.raw_headers == before
+
+
 def test_mistakes_are_errors_at_the_decorator(store):
     """No limit, a misspelt one, a class, something that is no endpoint: each error names the right form."""
     with pytest.raises(ConfigurationError, match='write @limit\\("5/s burst 10"\\)'):

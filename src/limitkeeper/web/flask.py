@@ -19,6 +19,7 @@ it. They are settled when the response is known, or at the request's teardown wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from functools import cache, partial, wraps
 from pathlib import Path
 from typing import TypeVar, Unpack, cast
@@ -290,8 +291,9 @@ def settle_later(evaluation: Evaluation, environ: Environ) -> None:
 
 
 def finish_response(response: Response) -> Response:
-    """Adds the fields to the response, counts it, and settles, now or at the end of its body."""
-    environ = request.environ
+    """Adds the fields to the response, counts it, and settles, now or at the end of its body. To a copy: a view may return one
+    response to several requests."""
+    response, environ = copy(response), request.environ
     evaluations: list[Evaluation] = environ[EVALUATIONS]
     first: Evaluation | None = environ.get(POLICY_EVALUATION)
     settlement: Settlement | None = environ.get(SETTLEMENT)

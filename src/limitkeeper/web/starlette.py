@@ -16,6 +16,7 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from copy import copy
 from functools import wraps
 from inspect import iscoroutinefunction
 from types import NoneType
@@ -466,10 +467,18 @@ def finish_response(evaluation: Evaluation, response: object, scope: Scope, inne
             raise ConfigurationError(f"expected a Response from an endpoint under @limit, got {kind}; in FastAPI use RateLimit")
         return SettlingResponse(cast(ASGIApp, response), evaluation)
     if innermost:  # all other limits were evaluated before it
-        response.raw_headers[:] = merge(response.raw_headers, evaluations_of(scope).encoded_fields(scope))
+        response = with_fields(response, evaluations_of(scope).encoded_fields(scope))
     if evaluation.needs_settlement:
         return SettlingResponse(response, evaluation)
     evaluation.count_response(response.status_code)
+    return response
+
+
+def with_fields(response: Response, fields: Fields) -> Response:
+    """A copy of a response with these fields: an endpoint may send one response to several requests."""
+    response = copy(response)
+    vars(response).pop("_headers", None)  # MutableHeaders of the original's list
+    response.raw_headers = merge(response.raw_headers, fields)
     return response
 
 

@@ -626,3 +626,14 @@ def test_a_limit_in_the_place_of_the_application_is_refused_with_the_remedy():
     """`RateLimit("5/s")` names `@limits.limit`."""
     with pytest.raises(ConfigurationError, match=r"expected a Flask application, got .5/s.; write RateLimit\(app\)"):
         RateLimit("5/s")
+
+
+def test_a_response_that_is_returned_twice_has_the_fields_of_each_request(app, limits):
+    """One object for all requests: no client is sent the quota of another."""
+    same = Response("ok", headers={"X-Own": "kept"})
+    limits.init_app(app)
+    app.get("/same")(limits.limit("fixed window 9/min", name="same")(lambda: same))
+    peers = ("192.0.2.1", "192.0.2.1", "192.0.2.2")
+    answers = [app.test_client().get("/same", environ_base={"REMOTE_ADDR": peer}).headers for peer in peers]
+    assert [(one["X-RateLimit-Remaining"], one["X-Own"]) for one in answers] == [("8", "kept"), ("7", "kept"), ("8", "kept")]
+    assert "X-RateLimit-Remaining" not in same.headers
