@@ -13,6 +13,7 @@ from starlette_client import TestClient
 from limitkeeper import ConfigurationError, LimitkeeperError, MemoryStore
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
+from limitkeeper.policy.model import DEGRADE, OnRefusal
 from limitkeeper.web.asgi import RateLimitMiddleware
 from limitkeeper.web.fastapi import CurrentEvaluation, RateLimit, TooManyRequests, install
 
@@ -276,7 +277,6 @@ def test_degrade(store):
 
     app = FastAPI()
     install(app)
-    from limitkeeper.policy.model import DEGRADE, OnRefusal
 
     @app.get("/", dependencies=[Depends(RateLimit("1/min", on_refusal=OnRefusal(DEGRADE, handler=cached), store=store))])
     async def home() -> str:
@@ -288,8 +288,6 @@ def test_degrade(store):
 
 def test_without_install_a_rule_that_degrades_refuses_with_a_retry_time(store):
     """No degrade handler is called then: the response is a refusal with its fields."""
-    from limitkeeper.policy.model import DEGRADE, OnRefusal
-
     app = FastAPI()
     degrade = OnRefusal(DEGRADE, handler=PlainTextResponse("yesterday's"))
 
@@ -300,6 +298,27 @@ def test_without_install_a_rule_that_degrades_refuses_with_a_retry_time(store):
     http = client(app)
     refused = [http.get("/") for _ in range(2)][1]
     assert refused.status_code == 429
+    assert (refused.headers["retry-after"], refused.headers["cache-control"]) == ("60", "no-store")
+
+
+@pytest.mark.parametrize("handled", [429, TooManyRequests, None])
+def test_a_refusal_by_other_code_than_the_degrade_handler_has_a_retry_time(store, handled):
+    """For a rule that degrades: an exception handler of the application, or one that is mounted under that with `install`."""
+    degrade = OnRefusal(DEGRADE, handler=PlainTextResponse("yesterday's"))
+    app, inner = FastAPI(), FastAPI()
+    install(app)
+    if handled is None:
+        app.mount("/inner", inner)
+    else:
+        app.add_exception_handler(handled, lambda request, refused: PlainTextResponse("busy", 429))
+
+    @(app if handled else inner).get("/", dependencies=[Depends(RateLimit("1/min", on_refusal=degrade, store=store))])
+    async def home() -> str:
+        return "today's"
+
+    http = client(app)
+    refused = [http.get("/" if handled else "/inner/") for _ in range(2)][1]
+    assert (refused.status_code, refused.text == "busy") == (429, handled is not None)
     assert (refused.headers["retry-after"], refused.headers["cache-control"]) == ("60", "no-store")
 
 

@@ -101,6 +101,7 @@ class TooManyRequests(HTTPException):
 async def refusal_response(request: Request, refused: Exception) -> Response:
     """The response of a refusal: its rule's degrade handler, or our body."""
     assert isinstance(refused, TooManyRequests)
+    refused.evaluation.declined = False
     degrade = refused.evaluation.degrade
     if degrade is not None:
         return cast(Response, degraded(degrade, request))  # any ASGI app will do
@@ -204,7 +205,7 @@ class RateLimit(RouteLimit):
         if not evaluation.allowed:
             if scope["type"] == "websocket":
                 raise WebSocketException(TRY_AGAIN_LATER, close_reason(evaluation))
-            evaluation.declined = not evaluations.settles  # without `install` no degrade handler is called
+            evaluation.declined = True  # unless `refusal_response` calls the degrade handler
             raise TooManyRequests(evaluation, context.header("accept"), dict(combined_fields([evaluation])))
         if evaluation.needs_settlement and not evaluations.settles:
             raise ConfigurationError("a cost or charge that depends on the response needs limitkeeper.web.fastapi.install(app)")
