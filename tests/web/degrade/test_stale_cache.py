@@ -116,15 +116,17 @@ class Client:
         self.made = FRAMEWORKS[framework](app)
         self.is_asgi = framework == "asgi"
 
-    def get(self, path: str = "/a", user: str = "ann", method: str = "GET", **headers: str) -> httpx.Response:
+    def get(
+        self, path: str = "/a", user: str = "ann", method: str = "GET", scheme: str = "http", **headers: str
+    ) -> httpx.Response:
         sent = {"X-User": user, "X-Tenant": "acme", **{name.replace("_", "-"): value for name, value in headers.items()}}
         if not self.is_asgi:
-            with httpx.Client(transport=httpx.WSGITransport(self.made), base_url="http://shop") as client:
+            with httpx.Client(transport=httpx.WSGITransport(self.made), base_url=f"{scheme}://shop") as client:
                 return client.request(method, path, headers=sent)
         import asyncio
 
         async def send() -> httpx.Response:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.made), base_url="http://shop") as client:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.made), base_url=f"{scheme}://shop") as client:
                 return await client.request(method, path, headers=sent)
 
         return asyncio.run(send())
@@ -145,6 +147,12 @@ def test_paths_that_are_no_text_have_responses_of_their_own(clock, other):
     environs = [{"REQUEST_METHOD": "GET", "PATH_INFO": unquote(path, "latin-1")} for path in ("/%ff", other)]
     keys = [cache.key_of(one, "", gate.ask(one)) for one in map(WsgiRequestContext, environs)]
     assert keys[0] != keys[1]
+
+
+def test_a_response_over_http_does_not_answer_https(framework, clock):
+    """Its links name the other scheme."""
+    client = Client(framework, App(clock))
+    assert [client.get(scheme=scheme).status_code for scheme in ("http", "http", "https")] == [200, 200, 429]
 
 
 def test_a_refused_request_gets_the_last_response_to_the_same_request(framework, clock):

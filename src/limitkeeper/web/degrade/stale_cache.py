@@ -342,11 +342,14 @@ def directives(text: str | None) -> dict[str, str]:
 
 
 def target_of(context: RequestContext) -> str:
-    """The path as it was received, which applications may route by: bytes that are no UTF-8 are one character in `context.path`,
-    and an encoded slash is a slash."""
+    """The scheme, by which applications make absolute links, and the path as it was received, which they may route by: bytes that
+    are no UTF-8 are one character in `context.path`, and an encoded slash is a slash."""
     if isinstance(context, AsgiRequestContext):
-        return repr(context.scope.get("raw_path"))
-    return str(context.environ.get("PATH_INFO")) if isinstance(context, WsgiRequestContext) else context.path
+        return repr((context.scope.get("scheme", "http"), context.scope.get("raw_path")))
+    if not isinstance(context, WsgiRequestContext):
+        return context.path
+    scheme = getattr(context.raw, "scheme", None) or context.environ.get("wsgi.url_scheme")  # of Django's request, under ASGI
+    return repr((scheme, context.environ.get("PATH_INFO")))
 
 
 def has_no_body(identity: Identity) -> bool:
