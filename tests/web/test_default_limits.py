@@ -70,6 +70,17 @@ def test_flask(store, tmp_path):
     assert flask_statuses(app, *["/none"] * 3) == [404] * 3
 
 
+def test_a_view_of_flask_that_is_called_static_has_the_default(store):
+    """Only what sends files has none."""
+    app = Flask("defaults", static_folder=None)
+    flask.RateLimit(app, store=store, default=ONE)
+    blueprint = Blueprint("shop", __name__, url_prefix="/shop")
+    for owner in (app, blueprint):
+        owner.get("/page", endpoint="static")(lambda: "ok")
+    app.register_blueprint(blueprint)
+    assert flask_statuses(app, "/page", "/page", "/shop/page", "/shop/page") == [200, 429, 200, 429]
+
+
 def test_flask_configuration(store):
     """LIMITKEEPER_DEFAULT may hold the arguments of `limit`; with a name the views count together, and the policy comes first."""
     app = Flask("defaults")

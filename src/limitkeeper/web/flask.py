@@ -244,7 +244,7 @@ def evaluate_policy(gate: Gate) -> ResponseReturnValue | None:
 def evaluate_default(gates: HandlerGates, limit: HandlerLimit) -> ResponseReturnValue | None:
     """Evaluates the default limit as a before_request function, unless the view or its blueprint has a limit of its own."""
     endpoint = request.endpoint
-    if endpoint is None or endpoint.rpartition(".")[2] == "static" or endpoint in exempt_endpoints(current_app):
+    if endpoint is None or is_static(current_app, endpoint) or endpoint in exempt_endpoints(current_app):
         return None
     own = (current_app.view_functions.get(endpoint), *(current_app.blueprints.get(name) for name in request.blueprints))
     if any(has_own_limit(one) for one in own):
@@ -288,6 +288,12 @@ def settle_later(evaluation: Evaluation, environ: Environ) -> None:
         found = environ[SETTLEMENT] = Settlement((), head=request.method == "HEAD")
         environ["wsgi.input"] = WatchedInput(environ["wsgi.input"], environ.get("CONTENT_LENGTH"), found)
     found.evaluations = (*found.evaluations, evaluation)
+
+
+def is_static(app: Flask, endpoint: str) -> bool:
+    """Whether an endpoint sends the static files of an application or a blueprint; other views may have that name."""
+    owner, _, name = endpoint.rpartition(".")
+    return name == "static" and bool((app.blueprints[owner] if owner else app).has_static_folder)
 
 
 def finish_response(response: Response) -> Response:
