@@ -107,6 +107,17 @@ def test_a_refused_request_spends_no_repetition(mode):
     assert passes(g, 1, mode=mode, **SAID) == [True]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_repetition_that_can_not_be_given_back_does_not_change_the_refusal(mode):
+    """A request that a rule refused stays refused when the local store fails after that."""
+    store = WrappedStore(MemoryStore(clock=ManualClock(1000)), local=True)
+    g = gate(rule("pay", "1/h", key=key("user"), once=ONCE), rule("all", "fixed window 1/min"), store=store)
+    assert passes(g, 1, mode=mode, **SAID) == [True]
+    store.failing = {"give_back"}
+    answer = asked(g, request(**SAID), mode)
+    assert (answer.allowed, answer.refusal.reason) == (False, "quota")
+
+
 @pytest.mark.parametrize("mode", ["ask", "aask"])
 @pytest.mark.parametrize("action", ["open", "closed"])
 def test_a_store_that_fails_is_not_called_a_second_time(mode, action):

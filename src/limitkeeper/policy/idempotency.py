@@ -131,11 +131,15 @@ def _charge(evaluation: Evaluation, one: Mark) -> None:
 
 
 def release_marks(gate: Evaluator, evaluation: Evaluation) -> Plan[None]:
-    """Gives the repetitions of a refused request back."""
+    """Gives the repetitions of a refused request back. If the store fails now, they stay charged: the strict side."""
     for mark in evaluation.marks or ():
         if mark.decision is not None:
             mark.rule.replayed -= 1
-            yield Call(evaluation.compiled.store, "give_back", (mark.repetition(), mark.decision.start_us, mark.decision.source))
+            back = (mark.repetition(), mark.decision.start_us, mark.decision.source)
+            try:
+                yield Call(evaluation.compiled.store, "give_back", back)
+            except StoreError as error:
+                log.warning("giving back to the store of %r failed: %s", gate.compiled.policy.name, error)
 
 
 def make_marks(gate: Evaluator, evaluation: Evaluation, decision: Decision) -> Plan[None]:
