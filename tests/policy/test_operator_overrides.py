@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interrupts import interrupted_at
 from limitkeeper import FixedWindow, LeasedStore, MemoryStore, RedisStore, ShardedStore, SharedStore
 from limitkeeper.errors import ConfigurationError, InvalidLimit, StoreUnavailable
 from limitkeeper.policy import Policy, WrittenRequest, operator_overrides
@@ -331,6 +333,50 @@ def test_an_address_that_no_request_is_counted_by_is_refused(rule, key, counted)
     assert not g.ask(WrittenRequest(peer="203.0.113.9" if "." in counted else "2001:db8:1:2::5"))
     g.operator_overrides.put("api", "user:2001:db8:1:2::5", "blocked")
     assert not g.ask(WrittenRequest(headers={"X-User": "2001:db8:1:2::5"}, peer="192.0.2.7"))
+
+
+def of_two_parts(store=None):
+    """A gate whose rule counts by tenant and address together."""
+    identify = {"tenant": {"header": "X-Tenant"}}
+    rules = [{"name": "both", "key": ["tenant", "ip"], "limit": "9/h"}]
+    return Gate(Policy.of(identify=identify, limits=rules), store=MemoryStore() if store is None else store)
+
+
+def test_the_address_in_a_joined_key_is_counted_by_its_network_too():
+    """An override of one IPv6 address of a tenant would never hold either."""
+    g = of_two_parts()
+    with pytest.raises(ConfigurationError, match=re.escape("write 'acme|2001:db8:1:2::/64'")):
+        g.operator_overrides.put("both", "acme|2001:db8:1:2::5", "blocked")
+    g.operator_overrides.put("both", "acme|2001:db8:1:2::/64", "blocked")
+    g.operator_overrides.put("both", "2001:db8:1:2::5", "blocked")  # not of two parts: nothing is known of it
+    asked = [g.ask(WrittenRequest(headers={"X-Tenant": tenant}, peer="2001:db8:1:2::5")) for tenant in ("acme", "other")]
+    assert [one.allowed for one in asked] == [False, True]
+
+
+def test_a_joined_key_whose_parts_together_are_long_is_found():
+    """No part of it is hashed, and the override of the whole key holds, as `keys list` shows it."""
+    g = of_two_parts()
+    tenant = "t" * 250
+    g.operator_overrides.put("both", f"{tenant}|203.0.113.9", "blocked")
+    assert not g.ask(WrittenRequest(headers={"X-Tenant": tenant}, peer="203.0.113.9"))
+    assert g.ask(WrittenRequest(headers={"X-Tenant": tenant}, peer="203.0.113.8"))
+    assert g.operator_overrides.remove("both", f"{tenant}|203.0.113.9")
+    assert g.ask(WrittenRequest(headers={"X-Tenant": tenant}, peer="203.0.113.9"))
+
+
+def test_a_reading_that_a_signal_interrupts_does_not_stop_later_ones():
+    """At whatever moment the handler raises."""
+    for moment in itertools.count(1):
+        g = gate()
+        overrides = g.operator_overrides
+        overrides._hash._fields['["api", "a"]'] = '{"limit": "3/h"}'
+        interrupted = interrupted_at(moment, overrides.refresh)
+        later = threading.Thread(target=overrides.put, args=("api", "b", "4/h"), daemon=True)
+        later.start()
+        later.join(60)
+        assert not later.is_alive(), moment
+        if not interrupted:
+            break
 
 
 def test_a_rule_with_a_capacity_has_no_overrides():

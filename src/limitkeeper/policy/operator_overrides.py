@@ -23,6 +23,7 @@ from ..clock import Clock
 from ..errors import ConfigurationError, InvalidLimit
 from ..fork import reset_after_fork
 from ..periodic_thread import PeriodicThread
+from ..stores.sans_io import WakeEvent
 from ..stores.store_hash import MemoryHash, StoreHash
 from .application_overrides import MAX_CACHED, algorithm_of, limits_of
 from .callback_errors import CallbackErrors
@@ -98,14 +99,20 @@ def rule_limits(text: str, algorithm: str) -> Limits:
 
 
 def counted_key(rule: CompiledRule, key: str) -> str:
-    """A key of a rule with its address as requests from there are counted: an IPv6 address by its network."""
-    names = rule.key[0] if len(rule.key) == 1 else ()
+    """A key of a rule with its addresses as requests from there are counted: an IPv6 address by its network."""
+    parts = key.split("|") if len(rule.key) > 1 else [key]
+    if len(parts) != len(rule.key):
+        return key
+    return "|".join([counted_part(rule, names, part) for names, part in zip(rule.key, parts, strict=True)])
+
+
+def counted_part(rule: CompiledRule, names: tuple[str, ...], part: str) -> str:
     for name in names:
-        identity, text = rule.identities[name], key.removeprefix(f"{name}:") if len(names) > 1 else key
+        identity, text = rule.identities[name], part.removeprefix(f"{name}:") if len(names) > 1 else part
         address = read_address(text)
         if isinstance(identity, ClientIp) and address is not None:
-            return key.removesuffix(text) + identity.key_of(address)
-    return key
+            return part.removesuffix(text) + identity.key_of(address)
+    return part
 
 
 class RuleOverrides:
@@ -130,7 +137,8 @@ class RuleOverrides:
 
     def _find(self, key: str, value: str) -> tuple[OperatorOverride, Limits] | None:
         now_us = self._clock.now_us()
-        pairs = [self._exact[one] for one in (key, value) if one in self._exact]
+        names = (key, value, hash_long(key), hash_long(value))  # long keys are kept as their hashes
+        pairs = [self._exact[one] for one in dict.fromkeys(names) if one in self._exact]
         pairs += [pair for pair in self._patterns if matches(pair[0].key, key) or matches(pair[0].key, value)]
         return next((pair for pair in pairs if pair[0].holds(now_us)), None)
 
@@ -147,7 +155,7 @@ class OperatorOverrides:
         self._gates: WeakSet[Gate] = WeakSet()
         self._read: dict[str, str] = {}
         self._rules: dict[str, list[OperatorOverride]] = {}
-        self._ready = threading.Event()
+        self._ready = WakeEvent()
         self._failing = self._closed = False
         self._reset_after_fork()
         reset_after_fork(self)
