@@ -214,7 +214,7 @@ def test_a_request_that_waits_stays_with_its_store(path):
         gate = Gate(Policy.of(limits=rules))
         (await gate.aask(request("GET /"))).settle(200)
         waiting = asyncio.ensure_future(gate.aask(request(f"GET {path}")))
-        await until(lambda: gate.compiled.rules[0].waiting.count)
+        await until(lambda: gate.compiled.rules[0].waiting.requests)
         gate.reload(Policy.of(limits=rules, store="memory://?max_keys=50"))
         evaluation = await waiting
         assert evaluation.allowed == (path == "/shadow")

@@ -529,7 +529,7 @@ def test_one_client_has_a_part_of_the_queue(keyed, queue, per_client, places):
 
     asyncio.run(main())
     waiting = g.compiled.rules[0].waiting
-    assert (waiting.count, waiting.clients) == (0, {})
+    assert (waiting.requests, waiting.clients) == (set(), {})
 
 
 def test_clients_without_a_key_share_no_part():

@@ -51,9 +51,9 @@ def test_a_client_that_leaves_while_it_waits_leaves_the_queue(leave, pipelined):
             bound.setblocking(False)
             await listener.start(bound, None)
             sock.sendall(ASKED * (1 + pipelined))  # the first one is allowed
-            await until(lambda: rule.waiting.count == 1)
+            await until(lambda: len(rule.waiting.requests) == 1)
             leave(sock)
-            await until(lambda: rule.waiting.count == 0)
+            await until(lambda: not rule.waiting.requests)
             named = rule.default_entries[0].named
             await until(lambda: gate.store.decide_one(named, "192.0.2.1", 1, 0, False).retry_us < 31_000_000)
             listener.stop_accepting()

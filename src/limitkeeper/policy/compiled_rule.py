@@ -200,7 +200,7 @@ class CompiledRule:
         self.alert = -1.0 if rule.alert is None else rule.alert
         self.passed = self.refused = self.waited = self.queue_full = self.degraded = self.shadow_refused = self.near = 0
         self.alerts = self.given_back = self.replayed = self.failed_open = self.failed_closed = self.failed_local = 0
-        self.waiting = SimpleNamespace(count=0, clients={})  # requests that wait now, for all versions of the rule
+        self.waiting = SimpleNamespace(requests=set(), clients={})  # those that wait now, for all versions of the rule
         self.predecessors: list[CompiledRule] = []
         self.past_counts: dict[str, Any] = {}
         self.response_times = [0] * (len(RESPONSE_BOUNDS_MS) + 1)
@@ -320,4 +320,4 @@ class CompiledRule:
         counts = {name: self.past_counts.get(name, 0) + sum(getattr(one, name) for one in versions) for name in COUNTERS}
         times = Histogram(RESPONSE_BOUNDS_MS, tuple(self.response_times), counts.pop("sum_ms"))
         statuses = {f"{i}xx": n for i, n in enumerate(self.statuses) if n}
-        return RuleSnapshot(self.name, waiting=self.waiting.count, responses=times, statuses=statuses, **counts)
+        return RuleSnapshot(self.name, waiting=len(self.waiting.requests), responses=times, statuses=statuses, **counts)

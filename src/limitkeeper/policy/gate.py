@@ -95,7 +95,7 @@ class Gate(Evaluator):
         """Creates the reload lock again and forgets the parent's waiting requests."""
         self._reloading = threading.RLock()
         for rule in self.compiled.rules:
-            rule.waiting.count = 0
+            rule.waiting.requests.clear()
             rule.waiting.clients.clear()
 
     @property

@@ -37,6 +37,7 @@ from ..errors import RateLimited
 from ..fork import reset_after_fork
 from ..limiter import WaitingLimiter
 from ..stores.contract import Store
+from ..stores.guarded import GuardedStore
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import BEGUN, Waiter
 from .compiled_rule import UNIDENTIFIED, CompiledRule, Entry, identity_of
@@ -62,6 +63,12 @@ class RequestLimiter(WaitingLimiter):
         """Equal for the same limits and keys."""
         return frozenset((claim.limit.identity, claim.key) for claim in key)
 
+    def _refuse_if_late(self, decision: Decision, deadline: int | None, now_us: int, key: Any, cost: Any) -> None:
+        """Also where the store has failed meanwhile: the rules' `on_failure` decides, not the guard's next answer."""
+        if not decision and GuardedStore.answered_here(decision):
+            raise RateLimited(decision)
+        super()._refuse_if_late(decision, deadline, now_us, key, cost)
+
     def _refuse_behind(self, decision: Decision) -> Decision:
         """An allowed decision, which charged nothing: the request is refused by the rules that refused it when it came."""
         return decision
@@ -82,41 +89,44 @@ class Place(NamedTuple):
 
 
 class Places:
-    """The places of waiting requests in this process, of all gates, and how many of them hold a thread."""
+    """The places of waiting requests in this process, of all gates, and which of them hold a thread. A request may leave again
+    after an interrupt, and where it took no place: what it holds is found by the request, not counted."""
 
     def __init__(self) -> None:
         self._reset_after_fork()
         reset_after_fork(self)
 
     def _reset_after_fork(self) -> None:
-        self._lock, self.threads = RLock(), 0
+        self._lock, self.threads = RLock(), set[Hashable]()
 
-    def take(self, places: list[Place], threads: int | None) -> str | None:
+    def take(self, request: Hashable, places: list[Place], threads: int | None) -> str | None:
         """Takes all places, and a thread unless `threads`, the most that may wait, is None; or returns a reason to refuse."""
         with self._lock:
             for rule, client in places:
-                if rule.waiting.count >= rule.config.on_refusal.queue or (threads is not None and self.threads >= threads):
+                waiting, most = rule.waiting, rule.config.on_refusal.queue
+                if len(waiting.requests) >= most or (threads is not None and len(self.threads) >= threads):
                     rule.queue_full += 1
                     return QUEUE_FULL
-                most = rule.config.on_refusal.per_client or max(1, rule.config.on_refusal.queue // 4)
-                if client is not None and rule.waiting.clients.get(client, 0) >= most:
+                most = rule.config.on_refusal.per_client or max(1, most // 4)
+                if client is not None and len(waiting.clients.get(client, ())) >= most:
                     return QUOTA
-            self._add(places, threads, 1)
+            if threads is not None:
+                self.threads.add(request)
+            for rule, client in places:
+                rule.waiting.requests.add(request)
+                if client is not None:
+                    rule.waiting.clients.setdefault(client, set()).add(request)
         return None
 
-    def leave(self, places: list[Place], threads: int | None) -> None:
+    def leave(self, request: Hashable, places: list[Place]) -> None:
         with self._lock:
-            self._add(places, threads, -1)
-
-    def _add(self, places: list[Place], threads: int | None, change: int) -> None:
-        self.threads += change if threads is not None else 0
-        for rule, client in places:
-            waiting = rule.waiting
-            waiting.count += change
-            if client is not None:
-                waiting.clients[client] = waiting.clients.get(client, 0) + change
-                if waiting.clients[client] <= 0:
-                    del waiting.clients[client]
+            self.threads.discard(request)
+            for rule, client in places:
+                own = rule.waiting.clients.get(client, set())
+                own.discard(request)
+                if not own:
+                    rule.waiting.clients.pop(client, None)
+                rule.waiting.requests.discard(request)
 
 
 PLACES = Places()
@@ -141,20 +151,26 @@ class WaitingRequests:
         claims = gate._claims(evaluation)
         reserves = all(self._store.can_reserve(claim.limit) for claim in claims)
         began_us = self._clock.now_us()
-        reason = PLACES.take(places, threads)
-        if reason is not None:
-            evaluation.reason = reason
-            return refused
         try:
+            reason = PLACES.take(evaluation, places, threads)
+            if reason is not None:
+                evaluation.reason = reason
+                return refused
             if reserves:
                 decision = yield from self._reserve(gate, evaluation, refused, began_us)
             else:
                 decision = yield Call(self._polling, "acquire", (claims, 1, shortest_wait_us(rules) / 1e6))
                 decision = join([Start(list(range(len(claims))), decision)])
         except RateLimited as error:
-            return refused if error.decision else error.decision
+            decision = refused if error.decision else error.decision
+            if not gate._on_failure.has_failed(decision):
+                return decision
         finally:
-            PLACES.leave(places, threads)
+            try:
+                PLACES.leave(evaluation, places)
+            except BaseException:  # of a signal handler: its places would stay taken
+                PLACES.leave(evaluation, places)
+                raise
         evaluation.wait_us = max(0, self._clock.now_us() - began_us)
         for rule in rules if decision.allowed else ():
             rule.waited += 1

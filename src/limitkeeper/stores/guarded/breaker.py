@@ -110,5 +110,5 @@ class Breaker:
         return True
 
     def until_probe_us(self, now_us: int) -> int:
-        """Microseconds to the next probe, at least 1: the retry time of a refused caller."""
-        return max(1, self.probe_at_us - now_us) if self.state == OPEN else LEAST_US
+        """Microseconds to the next probe, at least LEAST_US: the retry time of a refused caller, which may ask again then."""
+        return max(LEAST_US, self.probe_at_us - now_us) if self.state == OPEN else LEAST_US
