@@ -1,19 +1,23 @@
-"""How the wait of a request ends otherwise: by an exception of a signal handler, or because the store fails."""
+"""How the wait of a request ends otherwise: by an exception of a signal handler, a store that fails, or a cancellation."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 
 import pytest
 from gates import asked, gate, policy, request, rule
 
 from interrupts import interrupted_at
-from limitkeeper import MemoryStore, StoreUnavailable
+from limitkeeper import MemoryStore, SlidingWindowLog, StoreUnavailable
+from limitkeeper.algorithms.claim import Claim
 from limitkeeper.policy import Gate
 from limitkeeper.policy.model import CLOSED, OPEN, WAIT, OnFailure, OnRefusal
+from limitkeeper.rate import Rate
 from limitkeeper.testing import ManualClock
-from stand_ins import WrappedStore
+from stand_ins import HeldClock, WrappedStore
 
+LONG = OnRefusal(WAIT, wait_us=60_000_000)
 WAITS = OnRefusal(WAIT, wait_us=2_000_000, queue=2, per_client=2)
 
 
@@ -59,3 +63,43 @@ def test_a_store_that_fails_while_a_request_waits_by_asking_again_is_answered_by
     assert (answer.allowed, answer.decision) == (allowed, None)
     assert answer.wait_us == clock.now_us() - began_us <= 800_000
     assert len(store.calls) == 3  # those that it answered
+
+
+class AnswersLater(WrappedStore):
+    """A remote store whose replies take some iterations of the loop."""
+
+    def answers_within(self, budget_us):
+        return True
+
+    async def adecide(self, *args, **options):
+        decision = self.decide(*args, **options)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return decision
+
+
+@pytest.mark.parametrize("iterations", range(30))
+def test_a_cancelled_request_leaves_the_queue_also_beside_requests_at_a_time(iterations):
+    """Before, while and after the remote store decides: no place and no start is left to it, and it counts as no refusal."""
+    at_a_time = rule("running", (), concurrent=SlidingWindowLog(Rate(5, 60_000_000)))
+
+    async def main():
+        clock = HeldClock(1000)
+        store = AnswersLater(MemoryStore(clock=clock))
+        g = Gate(policy(rule("all", "1/min burst 1", on_refusal=LONG), at_a_time), store=store, clock=clock)
+        assert (await g.aask(request())).allowed
+        asking = asyncio.ensure_future(g.aask(request()))
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        asking.cancel()
+        for _ in range(60):
+            await asyncio.sleep(0)
+        assert asking.cancelled()
+        counts = g.snapshot().rules[0]
+        assert (counts.waiting, counts.refused) == (0, 0)
+        claims = [Claim(one.default_entries[0].named, "*", 0) for one in g.compiled.rules]
+        left = (await g.store.adecide(claims, commit=False)).decisions
+        assert [part.remaining for part in left] == [0, 4]
+        assert left[0].reset_after == 60.0
+
+    asyncio.run(main())

@@ -38,7 +38,7 @@ from .retry_amplification import AttemptCounter
 from .rule_fair_share import RuleCapacity
 from .settlement import UNKNOWN
 from .store_lifetime import OpenedStore, PolicyVersion
-from .waiting_requests import WaitingRequests
+from .waiting_requests import PLACES, WaitingRequests
 
 log = logging.getLogger("limitkeeper")
 
@@ -173,9 +173,11 @@ class Gate(Evaluator):
             raise
 
     async def _leave(self, task: asyncio.Task[Evaluation]) -> None:
-        """Ends a request that was cancelled: its decision is there after the budget of each call, unless it waits in a queue."""
-        await asyncio.wait({task}, timeout=self.policy.budget_us / 1e6 if self.compiled.waits else None)
-        task.cancel()
+        """Ends a request that was cancelled: its decision is there after the budget of each call, and it enters no queue then;
+        where it waits in one, it gives back by itself what it has charged."""
+        PLACES.cancelled.add(task)
+        if task in PLACES.tasks:
+            task.cancel()
         with suppress(asyncio.CancelledError, LimitkeeperError):
             await (await task).asettle(UNKNOWN)
 

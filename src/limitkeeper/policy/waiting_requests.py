@@ -23,9 +23,11 @@ be lost there. The rules waited for before the last are charged by as much too e
 
 from __future__ import annotations
 
+from asyncio import CancelledError, Task, current_task
 from collections.abc import Hashable, Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 from ..algorithms.claim import Claim
 from ..algorithms.constants import MAX_WAIT
@@ -38,7 +40,7 @@ from ..fork import reset_after_fork
 from ..limiter import WaitingLimiter
 from ..stores.contract import Store
 from ..stores.guarded import GuardedStore
-from ..stores.sans_io import Call, Plan
+from ..stores.sans_io import Call, Plan, running_loop
 from ..wait_queue import BEGUN, Waiter
 from .compiled_rule import UNIDENTIFIED, CompiledRule, Entry, identity_of
 from .refusal import QUEUE_FULL, QUOTA
@@ -98,8 +100,10 @@ class Places:
 
     def _reset_after_fork(self) -> None:
         self._lock, self.threads = RLock(), set[Hashable]()
+        self.tasks = WeakSet[Task[Any]]()  # those whose request waits
+        self.cancelled = WeakSet[Task[Any]]()  # those whose request is not to wait any more
 
-    def take(self, request: Hashable, places: list[Place], threads: int | None) -> str | None:
+    def take(self, request: Hashable, places: list[Place], threads: int | None, task: Task[Any] | None) -> str | None:
         """Takes all places, and a thread unless `threads`, the most that may wait, is None; or returns a reason to refuse."""
         with self._lock:
             for rule, client in places:
@@ -116,10 +120,14 @@ class Places:
                 rule.waiting.requests.add(request)
                 if client is not None:
                     rule.waiting.clients.setdefault(client, set()).add(request)
+            if task is not None:
+                self.tasks.add(task)
         return None
 
-    def leave(self, request: Hashable, places: list[Place]) -> None:
+    def leave(self, request: Hashable, places: list[Place], task: Task[Any] | None) -> None:
         with self._lock:
+            if task is not None:
+                self.tasks.discard(task)
             self.threads.discard(request)
             for rule, client in places:
                 own = rule.waiting.clients.get(client, set())
@@ -151,8 +159,11 @@ class WaitingRequests:
         claims = gate._claims(evaluation)
         reserves = all(self._store.can_reserve(claim.limit) for claim in claims)
         began_us = self._clock.now_us()
+        task = None if running_loop() is None else current_task()
         try:
-            reason = PLACES.take(evaluation, places, threads)
+            if task is not None and task in PLACES.cancelled:
+                raise CancelledError
+            reason = PLACES.take(evaluation, places, threads, task)
             if reason is not None:
                 evaluation.reason = reason
                 return refused
@@ -167,9 +178,9 @@ class WaitingRequests:
                 return decision
         finally:
             try:
-                PLACES.leave(evaluation, places)
+                PLACES.leave(evaluation, places, task)
             except BaseException:  # of a signal handler: its places would stay taken
-                PLACES.leave(evaluation, places)
+                PLACES.leave(evaluation, places, task)
                 raise
         evaluation.wait_us = max(0, self._clock.now_us() - began_us)
         for rule in rules if decision.allowed else ():
