@@ -120,6 +120,24 @@ def test_one_loop_after_the_other_is_served():
     assert asyncio.run(some())
 
 
+def test_event_loops_that_have_ended_are_not_kept():
+    """A store that outlives many event loops keeps none that is closed, though a round was planned on each."""
+    store = LeasedStore(Tally(MemoryStore(), local=False), lease=10, life="600s")
+    limiter = AsyncLimiter(PLENTY, store=store)
+    loops = weakref.WeakSet[asyncio.AbstractEventLoop]()
+
+    async def work() -> None:
+        loops.add(asyncio.get_running_loop())
+        for _ in range(10):
+            await limiter.hit("a")
+            await asyncio.sleep(0)
+
+    for _ in range(20):
+        asyncio.run(work())
+    gc.collect()
+    assert len(loops) <= 2
+
+
 def test_no_task_waits_for_a_batch_of_an_event_loop_that_has_stopped():
     """The tasks of one loop are answered, and the store is closed, while a fetch of another loop, which does not run, is open."""
     store = LeasedStore(FarStore(), lease=10, life="600s")

@@ -83,9 +83,8 @@ class Background:
         self._make_thread = make_thread
         self._clock = clock
         self._lock = threading.Lock()
-        #: The next round of each loop, and when it begins; or the task of the present one.
-        self._on_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[float, asyncio.Handle] | asyncio.Task[None]]
-        self._on_loops = weakref.WeakKeyDictionary()
+        #: The next round of each loop, and when it begins; or the task of the present one. Both refer to their loop.
+        self._on_loops: dict[asyncio.AbstractEventLoop, tuple[float, asyncio.Handle] | asyncio.Task[None]] = {}
         self._closed = False
         self.thread: threading.Thread | None = None
 
@@ -138,6 +137,8 @@ class Background:
             pending[1].cancel()
         elif pending is not None and not pending.done():
             return  # it schedules the next when it ends
+        for other in [one for one in list(self._on_loops) if one.is_closed()]:
+            self._on_loops.pop(other, None)
         self._on_loops[loop] = (begins, loop.call_later(pause, self._start_round, loop))
 
     def _start_round(self, loop: asyncio.AbstractEventLoop) -> None:
