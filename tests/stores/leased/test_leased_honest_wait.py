@@ -5,6 +5,7 @@ Random histories on a virtual clock, each played again up to its last call, whic
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 from leased_fleet import Fleet
 
 from limitkeeper import (
+    AsyncLimiter,
     Decision,
     LeakyBucket,
     LeasedStore,
@@ -155,3 +157,108 @@ def test_a_refusal_is_not_kept_when_another_rate_of_the_name_charges(lease: int 
     assert large.hit("key")
     clock.advance(small.hit("key").retry_after)
     assert small.hit("key")
+
+
+def test_a_refusal_is_forgotten_when_tokens_of_an_earlier_lease_of_the_key_go_back():
+    """A key that was idle is forgotten before its expired batch has gone back, and is refused meanwhile: once it has, the key is
+    allowed again, and not refused until the window ends."""
+    clock = ManualClock(NOON)
+    parent = MemoryStore(clock=clock)
+    store = LeasedStore(parent, lease=20)
+    limiter = Limiter("fixed window 40/h", store=store, name="n")
+    assert limiter.hit("key")
+    assert Limiter("fixed window 40/h", store=parent, name="n").hit("key", cost=20)
+    clock.advance(0.3)
+    assert limiter.hit("other")  # checks the idle key
+    assert not limiter.hit("key")
+    store.tend()
+    assert limiter.peek("key").remaining == 19
+    assert limiter.hit("key")
+
+
+class Paused(MemoryStore):
+    """A remote parent whose reply to an async decision, once it is made, waits for `held`, and whose give-backs and resets are made
+    once `late` is set."""
+
+    local = False
+    held: asyncio.Event | None = None
+    late: asyncio.Event | None = None
+
+    async def adecide(self, claims: Any, max_wait_us: int | None = 0, **options: Any) -> Decision:
+        decision = self.decide(claims, max_wait_us, **options)
+        if self.held is not None:
+            await self.held.wait()
+        return decision
+
+    async def agive_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> bool:
+        if self.late is not None:
+            await self.late.wait()
+        return self.give_back(claims, charged_at, source)
+
+    async def areset(self, claims: Any) -> None:
+        if self.late is not None:
+            await self.late.wait()
+        self.reset(claims)
+
+
+async def iterations() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+BOTH: dict[str, Limit] = {"window": FixedWindow("5/h"), "log": SlidingWindowLog("5/h")}
+
+
+def test_a_refusal_that_arrives_after_something_was_given_back_is_not_kept():
+    """Several limits are refused, and a charge is given back before the reply arrives: the next call is allowed."""
+
+    async def main() -> None:
+        parent = Paused(clock=ManualClock(NOON))
+        limiter = AsyncLimiter(BOTH, store=LeasedStore(parent), name="n")
+        reservation = await limiter.reserve("key", cost=5, max_wait=0)
+        parent.held = asyncio.Event()
+        refused = asyncio.ensure_future(limiter.hit("key"))
+        await iterations()
+        assert await reservation.cancel()
+        parent.held.set()
+        assert not await refused
+        assert await limiter.hit("key")
+
+    asyncio.run(main())
+
+
+def test_a_refusal_of_a_key_without_a_lease_is_not_kept_when_something_was_given_back_meanwhile():
+    """The same with a limit whose key has no lease, when the call is made and when it is refused."""
+
+    async def main() -> None:
+        parent = Paused(clock=ManualClock(NOON))
+        limiter = AsyncLimiter(FixedWindow("5/h"), store=LeasedStore(parent), name="n")
+        assert Limiter(FixedWindow("5/h"), store=parent, name="n").hit("key", cost=5)
+        parent.held = asyncio.Event()
+        refused = asyncio.ensure_future(limiter.hit("key"))
+        await iterations()
+        await limiter.refund("key")
+        parent.held.set()
+        assert not await refused
+        assert await limiter.hit("key")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["refund", "reset"])
+def test_a_refusal_from_before_a_give_back_was_made_is_not_kept(how):
+    """A call is refused while a refund or a reset is on its way to the parent: once that is made, the next call is allowed."""
+
+    async def main() -> None:
+        parent = Paused(clock=ManualClock(NOON))
+        limiter = AsyncLimiter(FixedWindow("5/h"), store=LeasedStore(parent, lease=2), name="n")
+        assert await limiter.hit("key", cost=5)
+        parent.late = asyncio.Event()
+        changing = asyncio.ensure_future(getattr(limiter, how)("key"))
+        await iterations()
+        assert not await limiter.hit("key")
+        parent.late.set()
+        await changing
+        assert await limiter.hit("key")
+
+    asyncio.run(main())

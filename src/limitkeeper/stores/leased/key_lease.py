@@ -390,10 +390,11 @@ class Lease:
         if self.promised_us <= now_us or until_us < self.promised_us:
             self.promised_us = until_us
 
-    def forget_refusal(self) -> None:
-        """Forgets the refusal, because the key's state at the parent was changed by another call than a fetch."""
+    def forget_refusal(self, changed: bool = True) -> None:
+        """Forgets the refusal, because the key's state at the parent was changed by another call than a fetch. With `changed`
+        also one that is on its way."""
         self.refused_until_us = self.recheck_us = 0
-        self.generation += 1
+        self.generation += int(changed)
 
     def promise_is_due(self, now_us: int) -> bool:
         """Whether a call was refused until now or before, by the parent's word: then it is asked for at once. True once."""

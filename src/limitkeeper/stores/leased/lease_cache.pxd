@@ -6,7 +6,7 @@ from limitkeeper.stores.leased.key_lease cimport Lease, LeaseTerms
 cdef class LeaseCache:
     cdef readonly bint exact
     cdef readonly long long fixed_batch, life_us, max_keys, keys
-    cdef public long long round_trip_us, clock_offset_us
+    cdef public long long round_trip_us, clock_offset_us, generation
     cdef public object lock, due, checks, unspent, wake
     cdef readonly dict terms, rates
     cdef object read_clock, derated

@@ -65,6 +65,7 @@ class LeaseCache:
         self.system_offset_us = SYSTEM.offset_us
         self.round_trip_us = 1000
         self.clock_offset_us = 0  # the parent's clock − ours
+        self.generation = 0  # of keys without a lease: how often any key was changed at the parent
         self.wake: Callable[[], None] | None = None  # starts the background
         self.terms: dict[NamedLimit, LeaseTerms] = {}
         self.rates: dict[tuple[str, str, str], list[LeaseTerms]] = {}  # the terms of every rate of a name
@@ -325,6 +326,10 @@ class LeaseCache:
     def find(self, named: NamedLimit, key: str) -> Lease | None:
         return self.terms_of(named).leases.get(key)
 
+    def generation_of(self, lease: Lease | None) -> int:
+        """Until when a refusal by the parent is known to be out of date: when this has changed before it arrives."""
+        return int(self.generation if lease is None else lease.generation)
+
     def add(self, terms: LeaseTerms, key: str, cost: int, now_us: int) -> Lease | None:
         """The lease of a key, new and empty if it had none; None when there are too many keys."""
         self.check(now_us, 2)
@@ -335,6 +340,7 @@ class LeaseCache:
             if lease is None:
                 lease = terms.leases[key] = Lease(terms, key, now_us)
                 lease.used = cost
+                lease.generation = self.generation
                 self.keys += 1
                 self.check_at(lease, now_us + max(1, self.life_us // 2))
             return lease
@@ -399,20 +405,18 @@ class LeaseCache:
             self.unspent.extend(part for part in parts if part.lease.terms not in rates or key not in (None, part.lease.key))
 
     def rates_of(self, named: NamedLimit) -> list[LeaseTerms]:
-        """The terms of every rate of the name."""
-        terms: LeaseTerms = self.terms_of(named)
-        if not terms.has_siblings:
-            return [terms]
+        """The terms of every rate of the name that is known."""
         return list(self.rates.get(named.identity, ()))
 
-    def forget_refusals(self, named: NamedLimit, key: str, others: bool = False) -> None:
+    def forget_refusals(self, named: NamedLimit, key: str, others: bool = False, changed: bool = True) -> None:
         """Forgets what is known to be refused for a key that was changed at the parent: by every rate of the name, or by the
-        others than this one."""
+        others than this one. `changed` as in `Lease.forget_refusal`."""
         terms: LeaseTerms
+        self.generation += int(changed and not others)
         for terms in self.rates_of(named):
             lease: Lease | None = terms.leases.get(key)
             if lease is not None and not (others and terms.named == named):
-                lease.forget_refusal()
+                lease.forget_refusal(changed)
 
     def take_all(self, leases: Iterable[Lease | None], latest_us: int = TOP) -> list[Unspent]:
         """Takes out everything that these leases hold and that begins by `latest_us`."""

@@ -240,8 +240,8 @@ class Refill:
             group, charged_at, source = calls.pop(0)
             try:
                 yield Call(self.parent, "give_back", ([part.claim() for part in group], charged_at, source))
-                for part in group:
-                    part.lease.forget_refusal()
+                for part in group:  # the key may have another lease by now
+                    self.cache.forget_refusals(part.lease.terms.named, part.lease.key)
             except BaseException:  # whether this call was executed is unknown; the others were not made
                 self.cache.unspent.extend(part for group, _, _ in calls for part in group)
                 raise

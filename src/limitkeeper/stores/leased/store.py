@@ -146,9 +146,9 @@ class LeasedStore(WrapperStore):
             terms: LeaseTerms = self.cache.terms_of(named)
             leases = terms.leasable and (self.cache.exact or not terms.fixed_batch)
             if max_wait_us == 0 and commit and leases and 0 < cost <= terms.limit.capacity and key not in terms.leases:
-                sent_us = self.sent_us()
+                sent_us, seen = self.sent_us(), (self.cache.generation, 0)
                 decision = self.parent.decide_one(terms.parent_limit, key, cost, 0, True)
-                return self.observe(terms, None, key, cost, sent_us, decision)
+                return self.observe(terms, None, key, cost, sent_us, decision, seen)
             decision = self.run_plan(self.plan([Claim(named, key, cost)], max_wait_us, commit))
         return decision
 
@@ -211,18 +211,19 @@ class LeasedStore(WrapperStore):
         missed = [i for i, decision in enumerate(found) if decision is None]
         if missed:
             for i in missed:
-                self.touch(asked[i])
+                self.touch(asked[i], changed=wait_us > 0)
+            seen = [self.generations(asked[i]) for i in missed]
             rest, answers = [self.parent_claims(asked[i]) for i in missed], None
             try:
                 answers = yield Call(self.parent, "decide_many", (rest, None if wait_us >= MAX_WAIT else wait_us))
             finally:
                 if answers is None:  # no caller is answered: what leases gave goes back
                     self.cache.undo((asked[i], decision) for i, decision in enumerate(found) if decision)
-            for i, sent, decision in zip(missed, rest, answers, strict=True):
+            for i, sent, decision, generations in zip(missed, rest, answers, seen, strict=True):
                 found[i] = decision
                 copy_states(asked[i], sent)
                 if not exact and not wait_us:
-                    self.notice_demand(asked[i], decision)
+                    self.notice_demand(asked[i], decision, generations)
         return found  # type: ignore[return-value]
 
     def pass_on(
@@ -239,7 +240,7 @@ class LeasedStore(WrapperStore):
         self, claims: list[Claim], wait_us: int, commit: bool, remember: bool = False, not_before_us: int = 0
     ) -> Plan[Decision]:
         if commit:
-            self.touch(claims)
+            self.touch(claims, changed=wait_us > 0)
         asked = self.parent_claims(claims)
         options = {"commit": commit, "remember": remember, "not_before_us": not_before_us}
         decision = yield Call(self.parent, "decide", (asked, None if wait_us >= MAX_WAIT else wait_us), options)
@@ -301,9 +302,7 @@ class LeasedStore(WrapperStore):
 
     def decide_rest(self, terms: LeaseTerms, lease: Lease | None, claim: Claim) -> Plan[Decision]:
         """The parent decides about the cost less what is held (of a log about all of it: a charge has one time)."""
-        seen: Seen = (0, 0)
-        if lease is not None:
-            seen = (lease.generation, lease.used)
+        seen: Seen = (self.cache.generation_of(lease), 0 if lease is None else lease.used)
         sent_us, decision, parts = self.sent_us(), None, []
         try:
             parts += [] if terms.dated else self.cache.withdraw(lease, claim.cost)
@@ -331,7 +330,7 @@ class LeasedStore(WrapperStore):
         return 0 if self.parent_time else self.cache.now_us()
 
     def observe(
-        self, terms: LeaseTerms, lease: Lease | None, key: str, cost: int, sent_us: int, decision: Decision, seen: Seen = (0, 0)
+        self, terms: LeaseTerms, lease: Lease | None, key: str, cost: int, sent_us: int, decision: Decision, seen: Seen
     ) -> Decision:
         """Learns from the parent's decision about a key, and adds what is held to its answer."""
         now_us = self.refill.record_reply(decision, sent_us)
@@ -356,6 +355,7 @@ class LeasedStore(WrapperStore):
         cache, leases = self.cache, [self.cache.find(claim.limit, claim.key) for claim in claims]
         taken: list[list[Unspent]] = []
         held, decision = [], None
+        seen = self.generations(claims)
         try:
             for claim, lease in zip(claims, leases, strict=True):
                 usable = 0 < claim.cost <= claim.limit.limit.capacity and not (commit and lease and lease.terms.dated)
@@ -376,15 +376,21 @@ class LeasedStore(WrapperStore):
                     claim.reset_id = parts[0].reset_id
                 else:
                     copy_states([claim], [asked])
-            self.notice_demand(claims, decision)
+            self.notice_demand(claims, decision, seen)
         if commit and decision:
             return decision
         return Decisions.join([add_held(one, amount) for one, amount in zip(decision.decisions, held, strict=True)])
 
-    def notice_demand(self, claims: Sequence[Claim], decision: Decision) -> None:
-        """Gives keys that the parent decided a lease, keeps what it refused, and has batches fetched for those in demand."""
+    def generations(self, claims: Sequence[Claim]) -> list[int]:
+        """The generation of the lease of each claim."""
+        cache = self.cache
+        return [cache.generation_of(cache.find(claim.limit, claim.key)) for claim in claims]
+
+    def notice_demand(self, claims: Sequence[Claim], decision: Decision, seen: Sequence[int]) -> None:
+        """Gives keys that the parent decided a lease, keeps what it refused, unless the state was changed meanwhile (`seen` are
+        the generations when the parent was asked), and has batches fetched for those in demand."""
         cache, now_us = self.cache, self.cache.now_us()
-        for claim, part in zip(claims, decision.decisions, strict=True):
+        for claim, part, generation in zip(claims, decision.decisions, seen, strict=True):
             terms: LeaseTerms = cache.terms_of(claim.limit)
             if not terms.leasable or claim.cost <= 0:
                 continue
@@ -393,7 +399,8 @@ class LeasedStore(WrapperStore):
                 continue
             lease.parent_left = part.remaining
             if not part.allowed and part.retry_us > 0:
-                self.refill.refuse(lease, claim.cost, claim.cost, now_us, part)
+                if generation == lease.generation:
+                    self.refill.refuse(lease, claim.cost, claim.cost, now_us, part)
             elif lease.queued or lease.fetching() is not None or not lease.has_room():
                 continue
             elif lease.next_batch(now_us, 1, cache.round_trip_us) > 1:
@@ -403,8 +410,14 @@ class LeasedStore(WrapperStore):
 
     def plan_give_back(self, claims: Sequence[Claim], charged_at: int, source: str) -> Plan[bool]:
         """Gives back to the batch that was charged while it may be spent, otherwise to the parent."""
-        self.touch(claims)
-        cache, source = self.cache, STORE if source == "lease" else source
+        only_claims(claims)
+        try:
+            return (yield from self.give_claims_back(claims, charged_at, STORE if source == "lease" else source))
+        finally:  # once it is done: a refusal from before it may be known, or on its way
+            self.touch(claims)
+
+    def give_claims_back(self, claims: Sequence[Claim], charged_at: int, source: str) -> Plan[bool]:
+        cache = self.cache
         if cache.exact:
             return (yield Call(self.parent, "give_back", (self.parent_claims(claims), charged_at, source)))  # type: ignore[no-any-return]
         found = not claims
@@ -438,10 +451,12 @@ class LeasedStore(WrapperStore):
         these batches, and the rest keep their starts."""
         found: list[Decision | None] = [None] * len(bookings)
         order = [at for at, one in enumerate(bookings) if not self.has_batch_behind(one)]
-        for one in bookings:
-            self.touch(one.claims)
         if any(not bookings[at].stays for at in order):
-            decisions = yield Call(self.parent, "rebook", ([bookings[at] for at in order],))
+            try:
+                decisions = yield Call(self.parent, "rebook", ([bookings[at] for at in order],))
+            finally:
+                for one in bookings:
+                    self.touch(one.claims)
             for at, decision in zip(order, decisions, strict=True):
                 found[at] = decision
         for at in sorted({*range(len(bookings))}.difference(order), reverse=True):
@@ -458,14 +473,15 @@ class LeasedStore(WrapperStore):
 
     # State -----------------------------------------------------------------------------------------------------
 
-    def touch(self, claims: Sequence[Claim], drop: bool = False) -> None:
-        """Forgets what is known to be refused for keys that are changed at the parent; with `drop` also what is held."""
+    def touch(self, claims: Sequence[Claim], drop: bool = False, changed: bool = True) -> None:
+        """Forgets what is known to be refused for keys that are changed at the parent; with `drop` also what is held. Without
+        `changed` a refusal that is on its way holds: it is from before a charge, not from before something was given back."""
         only_claims(claims)
         for claim in claims:
             if drop:
                 self.cache.drop(claim.limit, claim.key)
             else:
-                self.cache.forget_refusals(claim.limit, claim.key)
+                self.cache.forget_refusals(claim.limit, claim.key, changed=changed)
 
     def parent_claims(self, claims: Sequence[Claim]) -> list[Claim]:
         """The claims on the limits that are charged at the parent."""
@@ -494,7 +510,10 @@ class LeasedStore(WrapperStore):
 
     def plan_reset(self, claims: Sequence[Claim]) -> Plan[None]:
         self.touch(claims, drop=True)
-        yield Call(self.parent, "reset", (self.parent_claims(claims),))
+        try:
+            yield Call(self.parent, "reset", (self.parent_claims(claims),))
+        finally:
+            self.touch(claims)
 
     def items(self, limit: NamedLimit) -> Iterable[KeyState]:
         return self.parent.items(self.cache.terms_of(limit).parent_limit)
