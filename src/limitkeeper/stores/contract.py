@@ -66,6 +66,11 @@ class Store:
         return bool(self.local)
 
     @property
+    def blocks_event_loop(self) -> bool:
+        """Whether its async methods wait without `await`, as those of a store do that has only sync ones."""
+        return type(self).adecide is Store.adecide
+
+    @property
     def can_rebook(self) -> bool:
         """Whether `rebook` works: waiters behind one that leaves its queue then move up; otherwise they keep their starts."""
         return False

@@ -33,6 +33,10 @@ class WrapperStore(PlannedStore):
         return bool(self.inner.never_waits)
 
     @property
+    def blocks_event_loop(self) -> bool:
+        return bool(self.inner.blocks_event_loop)
+
+    @property
     def clock(self) -> Clock:
         return self.inner.clock
 

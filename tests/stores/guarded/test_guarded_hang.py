@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from failing import FailingStore, HangingStore, HangingTasks
 
-from limitkeeper import AsyncLimiter, FixedWindow, LeasedStore, Limiter, SlidingWindowLog, StoreTimeout
+from limitkeeper import AsyncLimiter, FixedWindow, LeasedStore, Limiter, ShardedStore, SlidingWindowLog, StoreTimeout
 from limitkeeper.stores.guarded import GuardedStore
 from limitkeeper.stores.guarded.deadline_store import DeadlineStore, give_back_late, start_daemon
 from limitkeeper.stores.sans_io import Call, perform_call, run
@@ -248,6 +248,25 @@ def test_a_hung_store_costs_a_task_the_budget_and_then_nothing(hanging, watch):
         ticking.cancel()
         hanging.gate.set()
         await soon(lambda: guard.stats().abandoned == 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [LeasedStore, lambda one: ShardedStore([one]), lambda one: LeasedStore(ShardedStore([one]))],
+    ids=["leased", "sharded", "leased shards"],
+)
+def test_a_store_that_hangs_behind_a_wrapper_does_not_block_the_event_loop(wrap, store, watch):
+    """A store with only sync methods hangs inside another wrapper: a task still has its answer after the budget."""
+    hanging = HangingStore(store)
+
+    async def main() -> None:
+        async with GuardedStore(wrap(hanging), budget="100ms", background=False, **NEVER) as guard:
+            begun = time.perf_counter()
+            assert guard.answered_here(await AsyncLimiter("5/s", store=guard).hit("a"))
+            assert time.perf_counter() - begun < watch.allows(0.1 + NOISE)
+            hanging.gate.set()
 
     asyncio.run(main())
 

@@ -238,7 +238,11 @@ class DeadlineStore(WrapperStore):
         super().__init__(store)
         self.budget_us = budget_us
         self.pool = DeadlinePool(start_thread)
-        self.awaits = type(store).adecide is not Store.adecide
+
+    @property
+    def blocks_event_loop(self) -> bool:
+        """Never: calls of a store that does are made by threads."""
+        return False
 
     def answers_within(self, budget_us: int) -> bool:
         self.budget_us = min(budget_us, self.budget_us)
@@ -258,9 +262,9 @@ class DeadlineStore(WrapperStore):
     async def _aperform(self, call: Call, probe: bool = False) -> Any:
         if call.method in UNBOUNDED:
             return await aperform_call(call)
-        if self.awaits:
-            return await self.pool.arun(call, self.budget_us, probe)
-        return await arun(self.pool.plan(call, self.budget_us, probe))
+        if self.inner.blocks_event_loop:
+            return await arun(self.pool.plan(call, self.budget_us, probe))
+        return await self.pool.arun(call, self.budget_us, probe)
 
     def now_us(self) -> int:
         return self._perform(Call(self.inner, "now_us"))  # type: ignore[no-any-return]

@@ -129,6 +129,10 @@ class GuardedStore(WrapperStore):
         return self._health.clock.now_us()
 
     @property
+    def blocks_event_loop(self) -> bool:
+        return bool(self._store.blocks_event_loop)
+
+    @property
     def state(self) -> str:
         """ "closed" (the store is called), "open", or "half open"."""
         return self._breaker.state

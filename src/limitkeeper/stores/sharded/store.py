@@ -107,6 +107,10 @@ class ShardedStore(WrapperStore):
         return False
 
     @property
+    def blocks_event_loop(self) -> bool:
+        return any(store.blocks_event_loop for store in self.shards.values())
+
+    @property
     def clock(self) -> Clock:
         return self._first().clock
 
@@ -143,10 +147,8 @@ class ShardedStore(WrapperStore):
 
     def hot_keys(self) -> dict[str, int]:
         """The keys that are hot now, with their hits a second from this process."""
-        found: dict[str, int] = {}
-        for shard in self.membership.shards.values():
-            found |= shard.hot_keys.hot if shard.hot_keys is not None else {}
-        return found
+        found = [shard.hot_keys.hot for shard in self.membership.shards.values() if shard.hot_keys is not None]
+        return {key: rate for hot in found for key, rate in hot.items()}
 
     def register(self, limit: NamedLimit) -> None:
         self.membership.register(limit)
@@ -317,8 +319,8 @@ class ShardedStore(WrapperStore):
     ) -> Plan[Decision]:
         """A decision on one limit whose slot was moving or whose shard was lost."""
         yield from self._plan_recovery(shard, error)
-        wait_us = None if max_wait_us >= MAX_WAIT else max_wait_us
-        return (yield from self.plan_decide([Claim(named, key, cost)], wait_us, commit, False, 0))
+        claims, wait_us = [Claim(named, key, cost)], None if max_wait_us >= MAX_WAIT else max_wait_us
+        return (yield from self.plan_decide(claims, wait_us, commit, False, 0))
 
     def _plan_retries(self, make_plan: Callable[[], Plan[T]]) -> Plan[T]:
         """A plan, made again from the start when a slot was moving or a shard was lost."""
@@ -481,15 +483,14 @@ class ShardedStore(WrapperStore):
         return found
 
     def _plan_reset(self, asked: list[Claim]) -> Plan[None]:
-        groups = self._groups(asked, leased=True)
-        raise_failure((yield [Call(group.place, "reset", (group.claims,)) for group in groups]))
+        raise_failure((yield [Call(group.place, "reset", (group.claims,)) for group in self._groups(asked, leased=True)]))
 
     def _plan_load(self, limit: NamedLimit, pairs: list[KeyState]) -> Plan[None]:
         by_home: dict[Shard, list[KeyState]] = {}
         for key, state in pairs:
             by_home.setdefault(require_open(self.router.find(key)), []).append((key, state))
-        limit_at = self.router.limit_at
-        raise_failure((yield [Call(shard, "load", (limit_at(limit, shard), some)) for shard, some in by_home.items()]))
+        loads = [Call(shard, "load", (self.router.limit_at(limit, shard), some)) for shard, some in by_home.items()]
+        raise_failure((yield loads))
 
     def _groups(self, asked: list[Claim], leased: bool = False) -> list[Group]:
         """The claims by their shards, as these know them; `leased`: hot ones through their leases."""
@@ -577,11 +578,10 @@ class ShardedStore(WrapperStore):
         await self._run_in_thread(self.membership.rebalance, handoff, progress)
 
     def items(self, limit: NamedLimit) -> Iterable[KeyState]:
-        router: Router = self.router
         for shard in self.membership.shards.values():
             if shard.name not in self.membership.lost:
-                found = shard.store.items(router.limit_at(limit, shard))
-                yield from [(key, state) for key, state in found if router.find(key) is shard]
+                found = shard.store.items(self.router.limit_at(limit, shard))
+                yield from [(key, state) for key, state in found if self.router.find(key) is shard]
 
     def close(self) -> None:
         """Closes every shard, its leases first."""
