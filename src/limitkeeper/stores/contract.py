@@ -7,7 +7,7 @@ the async methods call the sync ones; in a PlannedStore both perform the same pl
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 try:
@@ -179,6 +179,9 @@ class Store:
     def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
         """Stores (key, state) pairs returned by `items`, replacing the present state of this rate."""
         raise NotImplementedError
+
+    def release(self, leaving: Callable[[str], bool]) -> None:
+        """Gives back what is held of the keys that are handed over to another store, and fetches no more for them."""
 
     def can_reserve(self, limit: NamedLimit) -> bool:
         """Whether a claim on this limit can be charged at a later start."""

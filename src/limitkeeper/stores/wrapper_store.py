@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 try:
     import cython
@@ -58,6 +58,9 @@ class WrapperStore(PlannedStore):
 
     def rate_items(self, limit: NamedLimit) -> Iterable[KeyState]:
         return self.inner.rate_items(limit)
+
+    def release(self, leaving: Callable[[str], bool]) -> None:
+        self.inner.release(leaving)
 
     def plan_decide_many(self, asks: Requests, max_wait_us: int | None) -> Plan[list[Decision]]:
         return (yield Call(self.inner, "decide_many", (asks, max_wait_us)))  # type: ignore[no-any-return]

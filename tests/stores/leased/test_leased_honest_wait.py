@@ -177,7 +177,7 @@ def test_a_refusal_is_forgotten_when_tokens_of_an_earlier_lease_of_the_key_go_ba
 
 
 class Paused(MemoryStore):
-    """A remote parent whose reply to an async decision, once it is made, waits for `held`, and whose give-backs and resets are made
+    """A remote parent whose reply to an async decision, once it is made, waits for `held`. Its give-backs and resets are made
     once `late` is set."""
 
     local = False

@@ -13,6 +13,8 @@ from limitkeeper import (
     AsyncLimiter,
     ConfigurationError,
     FixedWindow,
+    GuardedStore,
+    LeasedStore,
     Limiter,
     MemoryStore,
     SlidingWindowLog,
@@ -21,6 +23,8 @@ from limitkeeper import (
     TokenBucket,
 )
 from limitkeeper.stores.sharded import ShardedStore
+from limitkeeper.testing import ManualClock
+from stand_ins import NOON
 
 KEYS = [f"user:{i}" for i in range(600)]
 RULES = {
@@ -395,3 +399,67 @@ def test_invalid_changes_are_errors(sharded, new, clock):
         with pytest.raises(ConfigurationError, match="remote"):
             sharded.add("far", FarShard(clock))
     assert key_on(sharded, "c") == "user:0"
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["leased", "guarded leases"])
+def test_what_leased_shards_hold_is_handed_over(clock, guarded):
+    """Shards that are leases themselves: when a shard is added and removed again, each key has used one of a hundred, and no key
+    has lost the rest of its batch, neither one that moved nor one on a shard that got others."""
+    leases = [LeasedStore(FarShard(clock), lease=20) for _ in range(3)]
+    a, b, c = [GuardedStore(one, clock=clock) if guarded else one for one in leases]
+    sharded = ShardedStore({"a": a, "b": b}, hot=False)
+    limiter = Limiter(FixedWindow("100/d"), store=sharded)
+    for key in KEYS[:50]:
+        assert limiter.hit(key)
+    sharded.add("c", c)
+    sharded.remove("c")
+    for one in leases:
+        one.return_all()
+    assert {limiter.peek(key).remaining for key in KEYS[:50]} == {99}
+
+
+def test_no_batch_of_a_hot_key_is_fetched_where_it_has_left(clock):
+    """The lease of a hot key runs low while the key moves: its old home is not asked for more."""
+    home = FarShard(clock)
+    sharded = ShardedStore({"home": home}, hot=20, lease=20)
+    limiter, number = Limiter(FixedWindow("1000/d"), store=sharded), 0
+    leased = sharded.membership.shards["home"].leased.store
+    while not leased.cache.due:
+        limiter.hit("viral")
+        clock.advance(0.001)
+    while sharded.home_of("viral") == "home":
+        number += 1
+        sharded.add(f"other {number}", FarShard(clock))
+    home.calls.clear()
+    leased.tend()
+    assert home.calls == []
+
+
+def test_a_batch_that_is_being_given_back_moves_with_its_key():
+    """A shard that hands over waits for the background of its leases, which has taken a batch out to give it back."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Slow(FarShard):
+        def give_back(self, *args):
+            begun.set()
+            goes_on.wait(60)
+            return super().give_back(*args)
+
+    class Waiting(ManualClock):
+        """A clock on which a waiter's sleep lets the background go on."""
+
+        def sleep(self, seconds, wake=None):
+            goes_on.set()
+            tending.join()
+
+    clock = Waiting(NOON)
+    parent = Slow(clock)
+    leases = LeasedStore(parent, lease=20, clock=clock, make_thread=lambda **_: threading.Thread(target=int))
+    limiter = Limiter(FixedWindow("100/d"), store=leases, name="n")
+    assert limiter.hit("key")
+    tending = threading.Thread(target=leases.tend)
+    clock.advance(1)
+    tending.start()
+    begun.wait(60)
+    leases.release(lambda key: True)
+    assert Limiter(FixedWindow("100/d"), store=parent, name="n").peek("key").remaining == 99

@@ -13,7 +13,7 @@ import heapq
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 try:
@@ -393,16 +393,14 @@ class LeaseCache:
                 if rest and lease is not None:
                     self.unspent.append(Unspent(lease, rest, rest, part.start_us, STORE, claim.reset_id))
 
-    def drop(self, named: NamedLimit, key: str | None = None) -> None:
-        """Forgets what every rate of the name holds or put aside for a key (None: all keys): its charges are gone."""
+    def drop(self, named: NamedLimit, keys: Collection[str]) -> None:
+        """Forgets what every rate of the name holds or put aside for these keys: their charges are gone."""
         with self.lock:
             rates = self.rates_of(named)
-            for rate in rates:
-                for lease in list(rate.leases.values()) if key is None else [rate.leases.get(key)]:
-                    if lease is not None:
-                        lease.drop()
-            parts = self.take_put_aside()
-            self.unspent.extend(part for part in parts if part.lease.terms not in rates or key not in (None, part.lease.key))
+            for lease in [rate.leases.get(key) for rate in rates for key in keys]:
+                if lease is not None:
+                    lease.drop()
+            self.take_put_aside(lambda lease: lease.terms in rates and lease.key in keys)
 
     def rates_of(self, named: NamedLimit) -> list[LeaseTerms]:
         """The terms of every rate of the name that is known."""
@@ -427,11 +425,15 @@ class LeaseCache:
         """Takes out everything that is held, with what was put aside. Every lease that holds something is due to be checked."""
         return self.take_put_aside() + self.take_all(dict.fromkeys(lease for _, _, lease in list(self.checks)))
 
-    def take_put_aside(self) -> list[Unspent]:
+    def take_put_aside(self, of: Callable[[Lease], bool] | None = None) -> list[Unspent]:
+        """Takes what was put aside; with `of` only that of some leases."""
         parts: list[Unspent] = []
         for _ in range(len(self.unspent)):
             with suppress(IndexError):  # another thread takes them too
                 parts.append(self.unspent.popleft())
+        if of is not None:
+            self.unspent.extend(part for part in parts if not of(part.lease))
+            parts = [part for part in parts if of(part.lease)]
         return parts
 
     def take_due(self) -> Lease | None:

@@ -31,11 +31,21 @@ class Maintenance:
     def __init__(self, cache: LeaseCache, refill: Refill) -> None:
         self.cache = cache
         self.refill = refill
-        self.failures = self.backoff_us = self.paused_until_us = 0
+        self.failures = self.backoff_us = self.paused_until_us = self.running = 0
         self.closed = False
 
     def round(self) -> Plan[None]:
-        """One round: puts expired batches aside, gives them back, and fetches for the leases that run low. A round that is under
+        """One round, counted in `running`."""
+        with self.cache.lock:
+            self.running += 1
+        try:
+            yield from self._round()
+        finally:
+            with self.cache.lock:
+                self.running -= 1
+
+    def _round(self) -> Plan[None]:
+        """Puts expired batches aside, gives them back, and fetches for the leases that run low. A round that is under
         way when the store is closed fetches no more: that batch would not be given back."""
         cache, now_us = self.cache, self.cache.now_us()
         cache.check(now_us, 1_000_000)

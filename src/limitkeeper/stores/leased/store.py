@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 try:
     import cython
@@ -35,7 +35,7 @@ from ...errors import ConfigurationError, StoreError
 from ...fork import reset_after_fork
 from ...rate import Duration, duration_us
 from ..contract import Booking, Claims, KeyState, Requests, Store, bounded_wait_us, charges_of, checked, only_claims
-from ..sans_io import Call, Left, Plan, arun, finish, left_of, run
+from ..sans_io import Call, Left, Pause, Plan, arun, finish, left_of, run
 from ..wrapper_store import WrapperStore, copy_states
 from .key_lease import Lease, LeaseTerms, Unspent
 from .lease_cache import LeaseCache
@@ -44,6 +44,8 @@ from .lease_refill import Refill, Want
 from .strict_mode_derating import DeratedLimits
 
 log = logging.getLogger("limitkeeper")
+#: How long a hand-over waits for a round of the background; what a longer one moves is lost.
+RELEASE_S = 1.0
 Seen = tuple[int, int]  # a lease's generation, and what it had counted as used, when a call was sent
 
 
@@ -479,7 +481,7 @@ class LeasedStore(WrapperStore):
         only_claims(claims)
         for claim in claims:
             if drop:
-                self.cache.drop(claim.limit, claim.key)
+                self.cache.drop(claim.limit, (claim.key,))
             else:
                 self.cache.forget_refusals(claim.limit, claim.key, changed=changed)
 
@@ -522,9 +524,27 @@ class LeasedStore(WrapperStore):
         return self.parent.rate_items(self.cache.terms_of(limit).parent_limit)
 
     def plan_load(self, limit: NamedLimit, items: Iterable[KeyState]) -> Plan[None]:
-        """Drops what is held by every rate of the limit's name (each batch is charged to all), then loads into the parent."""
-        self.cache.drop(limit)
-        yield Call(self.parent, "load", (self.cache.terms_of(limit).parent_limit, items))
+        """Drops what every rate of the limit's name holds of these keys (each batch is charged to all), then loads into the
+        parent."""
+        pairs = list(items)
+        self.cache.drop(limit, {key for key, _ in pairs})
+        yield Call(self.parent, "load", (self.cache.terms_of(limit).parent_limit, pairs))
+
+    def release(self, leaving: Callable[[str], bool]) -> None:
+        run(self.plan_release(leaving), sleep=self.sleeper.sleep)
+        self.parent.release(leaving)
+
+    def plan_release(self, leaving: Callable[[str], bool]) -> Plan[None]:
+        """Forgets the leases of some keys and gives back what they hold, with what the background is just moving."""
+        cache, left_s = self.cache, RELEASE_S
+        leases = [lease for terms in list(cache.terms.values()) for lease in list(terms.leases.values()) if leaving(lease.key)]
+        for lease in leases:
+            cache.forget(lease)
+        while self.maintenance.running and left_s > 0:
+            yield Pause(0.001)
+            left_s -= 0.001
+        put_aside = cache.take_put_aside(lambda lease: leaving(lease.key))
+        yield from self.refill.give_back(put_aside + cache.take_all(leases))
 
     # Maintenance -----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from ...errors import StoreError
 from ..contract import charges_of
 from ..sans_io import Call, Plan, Recorded, UntilRefused
 from ..two_phase_decision import Group, TwoPhaseDecision
+from .router import Shard
 
 
 class CrossShardDecision(TwoPhaseDecision):
@@ -59,3 +60,8 @@ def raise_failure(answers: list[Any]) -> list[Any]:
         if isinstance(answer, StoreError):
             raise answer
     return answers
+
+
+def resolved(call: Call) -> Call:
+    """The call of a shard as one of its store; that of a gate stays as it is."""
+    return call._replace(target=call.target.store) if isinstance(call.target, Shard) else call

@@ -247,7 +247,9 @@ class Membership:
         with self._changing:
             if name not in self.lost:
                 raise ConfigurationError(f"shard {name!r} is not lost; lost are: {', '.join(self.lost) or 'none'}")
-            shard = self.lost.pop(name)
+            shard = self.lost[name]
+            (shard.leased or shard).store.release(lambda _: True)  # before the states from elsewhere take their place
+            del self.lost[name]
             for limit in self._registered():
                 self._register_at(limit, shard)
             self.rebalance(handoff, progress)
@@ -280,8 +282,7 @@ class Membership:
         copied = False
         try:
             self._close_gate(dict.fromkeys(targets, Shard(-1, source.name, 1.0, None, gate=gate)))
-            if source.leased is not None and isinstance(source.leased.store, LeasedStore):
-                source.leased.store.return_all()  # what hot keys still hold of the shard
+            (source.leased or source).store.release(lambda key: slot_of(key) in targets)
             for rates in tuple(self._limits.values()):
                 copy.copy_name(tuple(rates), report)
             copied = True

@@ -37,7 +37,7 @@ from ..sans_io import Call, Left, Plan, Recorded, aperform_call, arun, left_of, 
 from ..store_hash import StoreHash
 from ..two_phase_decision import Group, group_claims
 from ..wrapper_store import WrapperStore, copy_states
-from .cross_shard_decision import CrossShardDecision, raise_failure
+from .cross_shard_decision import CrossShardDecision, raise_failure, resolved
 from .membership import Listener, Membership, named_shards
 from .router import Router, Shard, ShardUnavailable, require_open
 from .service_node_membership import FencedMembership
@@ -583,6 +583,10 @@ class ShardedStore(WrapperStore):
                 found = shard.store.items(self.router.limit_at(limit, shard))
                 yield from [(key, state) for key, state in found if self.router.find(key) is shard]
 
+    def release(self, leaving: Callable[[str], bool]) -> None:
+        for store in self.membership.outer_stores():
+            store.release(leaving)
+
     def close(self) -> None:
         """Closes every shard, its leases first."""
         for store in self.membership.outer_stores():
@@ -593,8 +597,3 @@ class ShardedStore(WrapperStore):
             await asyncio.wait(tuple(self._tasks))
         for store in self.membership.outer_stores():
             await store.aclose()
-
-
-def resolved(call: Call) -> Call:
-    """The call of a shard as one of its store; that of a gate stays as it is."""
-    return call._replace(target=call.target.store) if isinstance(call.target, Shard) else call
