@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
+import weakref
 from concurrent.futures import CancelledError
 from itertools import count
 
@@ -674,3 +676,15 @@ def test_reservations_that_are_never_settled_take_no_memory_after_their_start(ma
         assert limiter.reserve(f"user:{n}").wait > 0
         clock.advance(0.1)
     assert len(limiter._queue._waiters) < 30
+
+
+def test_a_store_on_which_a_wait_was_cancelled_is_collected(clock):
+    """What the queue remembers of starts to come does not refer to the store."""
+    store = MemoryStore(clock=clock)
+    limiter = Limiter("1/s burst 1", store=store)
+    limiter.hit("a")
+    assert limiter.reserve("a", max_wait=10).cancel()
+    gone = weakref.ref(store)
+    del store, limiter
+    gc.collect()
+    assert gone() is None
