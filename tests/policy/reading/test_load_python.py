@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from effort import effort
@@ -242,6 +242,7 @@ def test_file_and_python_agree(said):
     """The same content as a YAML file and as keyword arguments makes equal policies, or errors at the same paths."""
     said = {"identify": IDENTITIES, **said}
     text = yaml.dump(said, Dumper=WithoutAliases, allow_unicode=True, sort_keys=False)
+    assume("\x85" not in text)  # PyYAML writes this character as it is and reads it as the end of a line
 
     def made(make: Any) -> Any:
         try:
