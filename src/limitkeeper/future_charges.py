@@ -15,25 +15,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from .algorithms import Limit
-from .algorithms.claim import Claim
+from .algorithms.claim import Claim, NamedLimit
 from .decision import Decision
 
 #: The most keys of which starts are known; beyond it the first ones are forgotten.
 MAX_KEYS = 10_000
 
 
-def state_key(claim: Claim) -> tuple[str, str, Limit, str]:
-    """The limit and key of a claim, without the NamedLimit: that refers to its store, which could never be collected."""
-    named = claim.limit
-    return named.limiter, named.name, named.limit, claim.key
-
-
 class FutureCharges:
     """The last starts of the buckets of one store: by limit and key, of each `until` (ticks) its last start (µs)."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str, Limit, str], OrderedDict[int, int]] = OrderedDict()
+        self._known: OrderedDict[tuple[NamedLimit, str], OrderedDict[int, int]] = OrderedDict()
 
     def add(self, claims: Sequence[Claim], decision: Decision) -> None:
         """Notes a charge with a later start."""
@@ -43,7 +36,7 @@ class FutureCharges:
             if states is None:
                 continue
             (_, _, before), (_, _, until), _ = states
-            known = self._known.pop(state_key(claim), None)
+            known = self._known.pop((claim.limit, claim.key), None)
             if before <= now_us // claim.limit.limit.tick:  # the first of a new `until`
                 known = OrderedDict({before: 0})
             if known is not None and before in known:
@@ -51,19 +44,19 @@ class FutureCharges:
                     known.popitem()
                 _drop_begun(known, now_us)
                 known[until] = max(known[before], decision.start_us)
-                self._known[state_key(claim)] = known
+                self._known[claim.limit, claim.key] = known
                 if len(self._known) > MAX_KEYS:
                     self._known.popitem(last=False)
 
     def begun(self, claim: Claim, now_us: int) -> int:
         """The `until` that only counts charges that have begun; −1: none is known."""
-        known = self._known.get(state_key(claim))
+        known = self._known.get((claim.limit, claim.key))
         return -1 if known is None else _drop_begun(known, now_us)
 
     def forget(self, claims: Sequence[Claim]) -> None:
         """Forgets the `until` of these charges, which are given back."""
         for claim in claims:
-            known, states = self._known.get(state_key(claim)), claim.remembered()
+            known, states = self._known.get((claim.limit, claim.key)), claim.remembered()
             if known is not None and states is not None:
                 known.pop(states[1][2], None)
 

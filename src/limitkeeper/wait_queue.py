@@ -480,15 +480,17 @@ class WaitQueue:
             return len(asleep)
 
 
-_queues: weakref.WeakKeyDictionary[Store, WaitQueue] = weakref.WeakKeyDictionary()
 _queues_lock = threading.RLock()  # a finaliser may come back while a queue is created
 
 
 def wait_queue_of(store: Store) -> WaitQueue:
-    """The wait queue of a store, created on first use."""
+    """The wait queue of a store, created on first use. It belongs to the store: its charges refer to it."""
     with _queues_lock:
-        queue = _queues.get(store)
-        return queue if queue is not None else _queues.setdefault(store, WaitQueue(store))
+        if store.wait_queue is None:
+            queue = WaitQueue(store)
+            store.wait_queue = store.wait_queue or queue  # a finaliser may have been quicker
+        found: WaitQueue = store.wait_queue
+        return found
 
 
 class FifoGate:

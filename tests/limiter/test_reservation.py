@@ -678,13 +678,15 @@ def test_reservations_that_are_never_settled_take_no_memory_after_their_start(ma
     assert len(limiter._queue._waiters) < 30
 
 
-def test_a_store_on_which_a_wait_was_cancelled_is_collected(clock):
-    """What the queue remembers of starts to come does not refer to the store."""
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_store_with_reservations_is_collected(clock, cancelled):
+    """Its queue, which refers to it through their charges, goes with it."""
     store = MemoryStore(clock=clock)
     limiter = Limiter("1/s burst 1", store=store)
     limiter.hit("a")
-    assert limiter.reserve("a", max_wait=10).cancel()
+    reservation = limiter.reserve("a", max_wait=10)
+    assert not cancelled or reservation.cancel()
     gone = weakref.ref(store)
-    del store, limiter
+    del store, limiter, reservation
     gc.collect()
     assert gone() is None

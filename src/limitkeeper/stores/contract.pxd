@@ -3,6 +3,7 @@ from limitkeeper.algorithms.claim cimport NamedLimit
 from limitkeeper.decision cimport Decision
 
 cdef class Store:
+    cdef public object wait_queue
     cpdef Decision decide_one(self, NamedLimit named, str key, long long cost, long long max_wait_us, bint commit)
     cpdef Decision hit_nowait(self, NamedLimit named, str key, long long cost)
 
