@@ -225,9 +225,10 @@ class StoreCommands:
     def _map(self, head: Head, message: Any) -> Plan[Any]:
         if message and not (self._single and self.app.local):
             raise RequestError(INVALID, "a node of a shard map needs workers = 1 and a memory:// or shared:// store of its own")
-        self.node.change(message, self._now_us())
+        now_us = self._now_us()
+        self.node.change(message, now_us)
         yield from ()
-        return {**self.node.status(), "limits": list(self._limits)}
+        return {**self.node.status(now_us), "limits": list(self._limits)}
 
 
 class TooManyItems(StoreError):

@@ -161,7 +161,7 @@ class SimulatedServer:
         self.takeovers += bool(message.get("lost"))
         self.map.change(message, now_us)
         limits = [(named.limiter, named.name, str(named.limit)) for named in self._limits]
-        return {**self.map.status(), "limits": limits}
+        return {**self.map.status(now_us), "limits": limits}
 
 
 def claims_in(method: str, args: tuple[Any, ...]) -> Iterable[Claim]:

@@ -83,7 +83,7 @@ class NodeClient(Store):
     def exchange_map(self, message: dict[str, Any]) -> dict[str, Any]:
         node = self.node
         node.map.change(message, node.clock.now_us())
-        return {**node.map.status(), "limits": list(node.limits)}
+        return {**node.map.status(node.clock.now_us()), "limits": list(node.limits)}
 
     def _checked(self, claims: Any) -> MemoryStore:
         node = self.node
@@ -229,6 +229,27 @@ def test_the_new_home_of_a_node_that_is_lost_waits_until_its_state_is_over(fleet
         ours.hit(lost)
     fleet.clock.advance(0.001)
     assert [bool(ours.hit(lost)) for _ in range(6)] == [True] * 5 + [False]
+
+
+def test_a_slot_that_waits_goes_on_waiting_where_it_is_handed_over(fleet: Fleet) -> None:
+    """Its state was lost with node c; nodes that are added later wait for the rest of the time too."""
+    limit = FixedWindow("5/h", align="first")
+    one = fleet.process("abc")
+    ours = limiter_on(one, limit)
+    before = {key: one.home_of(key) for key in KEYS}
+    assert spent(ours, 6) == 5 * len(KEYS)
+    fleet.nodes["c"].down = True
+    one.remove("c")
+    fleet.clock.advance(1000)
+    one.add("d", fleet.client("d"))
+    moved = [key for key in KEYS if before[key] == "c" and one.home_of(key) == "d"]
+    assert moved
+    fleet.clock.advance(2599.999)
+    for key in moved:
+        with pytest.raises(SlotWaiting, match=r"in 0\.001 s"):
+            ours.hit(key)
+    fleet.clock.advance(0.001)
+    assert [bool(ours.hit(moved[0])) for _ in range(6)] == [True] * 5 + [False]
 
 
 def test_a_node_that_missed_a_change_gets_it_from_any_caller(fleet: Fleet) -> None:

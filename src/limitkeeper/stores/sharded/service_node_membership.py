@@ -203,7 +203,11 @@ class FencedMembership(Membership):
                 copy.reset(new_homes=True)
                 raise
         for home in new_homes:
-            home.store.exchange_map({"lost" if status is None else "opened": [source.name]})
+            if status is None:
+                home.store.exchange_map({"lost": [source.name]})
+                continue
+            waiting = [(us, [slot for slot in slots if targets.get(slot) is home]) for us, slots in status.get("waiting", ())]
+            home.store.exchange_map({"opened": [source.name], "waiting": waiting})
         if status is not None:
             copy.reset(new_homes=False)
         return copy.keys

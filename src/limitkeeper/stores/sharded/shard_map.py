@@ -8,7 +8,8 @@ when that is newer, and asks again. So no two nodes decide on one key under one 
 A planned change is two versions. The first has the previous members too: a node that learns of it, from whomever, stops with the
 slots that it loses and keeps those that it wins closed, until their states are copied and the coordinator opens them. The second,
 without previous members, says that all is done. A new home whose old home can't be reached waits, limit by limit, until a key
-that was exhausted at that notice would be as new (`as_new_us`): what the old home has admitted is over by then.
+that was exhausted at that notice would be as new (`as_new_us`): what the old home has admitted is over by then. Where such a
+slot moves on meanwhile, its next home waits for the rest.
 """
 
 from __future__ import annotations
@@ -122,22 +123,30 @@ class NodeMap:
 
     def change(self, message: dict[str, Any], now_us: int) -> None:
         """Applies a message: a `map` with the `name` of this node under it, or names of old homes that are `opened` (their states
-        were handed over) or `lost` (they can't be reached). A map that is not newer changes nothing."""
+        were handed over; `waiting`: slots that waited there, by the time since then) or `lost` (they can't be reached). A map
+        that is not newer changes nothing."""
         if "map" in message:
             self._adopt(ShardMap.of(*message["map"]), str(message["name"]))
         lost = message.get("lost", ())
         self.waiting |= {slot: now_us for slot, home in self.closed.items() if home.name in lost}
+        for waited_us, slots in message.get("waiting", ()):
+            self.waiting |= {slot: now_us - waited_us for slot in slots if slot in self.closed}
         over = {*lost, *message.get("opened", ())}
         self.closed = {slot: home for slot, home in self.closed.items() if home.name not in over}
 
     def _adopt(self, found: ShardMap, name: str) -> None:
         if found.id <= self.map_id:
             return
-        now = found.homes()
-        self.closed = {slot: old for slot, (old, new) in found.moves().items() if new == name}
-        self.waiting = {slot: since for slot, since in self.waiting.items() if now[slot] == name}
+        now, moves = found.homes(), found.moves()
+        self.closed = {slot: old for slot, (old, new) in moves.items() if new == name}
+        leaving = {slot for slot, (old, _) in moves.items() if old.name == name}
+        self.waiting = {slot: since for slot, since in self.waiting.items() if now[slot] == name or slot in leaving}
         self.map, self.map_id, self.name, self._homes = found, found.id, name, now
 
-    def status(self) -> dict[str, Any]:
-        """The map, and the old homes of closed slots."""
-        return {"map": self.map, "closed": sorted({home.name for home in self.closed.values()})}
+    def status(self, now_us: int) -> dict[str, Any]:
+        """The map, the old homes of closed slots, and the slots that wait, by the time since then."""
+        waiting: dict[int, list[int]] = {}
+        for slot, since in self.waiting.items():
+            waiting.setdefault(now_us - since, []).append(slot)
+        closed = sorted({home.name for home in self.closed.values()})
+        return {"map": self.map, "closed": closed, "waiting": list(waiting.items())}
