@@ -120,7 +120,8 @@ shop: setup
 	@cd examples && exec ../$(BIN)/python -m shop.serve
 
 soak: setup
-	LIMITKEEPER_SOAK=1 $(PYTEST) -n 2 tests/laws
+	LIMITKEEPER_SOAK=1 $(PYTEST) -n 2 tests/laws tests/stores/test_conservation.py
+	LIMITKEEPER_SOAK=1 $(PYTEST) -n 2 -m "hypothesis and not soak" tests
 	$(PYTEST) -n 2 -m soak tests
 	LIMITKEEPER_SOAK=1 $(PYTEST) -n 2 tests/service -k "random_bytes or general_path or idle_connections"
 	$(BIN)/python tests/soak.py
