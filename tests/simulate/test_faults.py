@@ -66,7 +66,11 @@ MUTATIONS = {
 #: A seed to begin with, to find each mutation soon.
 BEGIN = {"a closed guard that allows": 0, "a lease that does not expire": 0, "a node that decides on slots that are closed": 3}
 BEGIN |= {"a hand-over that copies but does not close": 6, "a hand-over that does not copy": 6}
-BEGIN |= {"a guard that uses the whole limit alone": 10, "a refused decision that gives nothing back": 20}
+BEGIN |= {
+    "a guard that uses the whole limit alone": 10,
+    "a refused decision that gives nothing back": 20,
+    "a return that is made again when its reply is lost": 60,
+}
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
