@@ -434,6 +434,15 @@ def test_an_upgrade_leaves_the_rest_and_a_way_back(kind: str, tmp_path: Any) -> 
         assert large.peek("key").remaining == 4899
 
 
+@every_store
+@pytest.mark.parametrize("rule", [FixedWindow, SlidingWindowCounter, SlidingWindowLog, TokenBucket, LeakyBucketQueue])
+def test_many_rates_used_in_turn_admit_no_more_than_the_largest(kind: str, rule: type[Limit], tmp_path: Any) -> None:
+    """Eight rates from 1/h to 8/h, each in turn: what a fifth rate replaces does not forget what was admitted."""
+    _, store, limiters = two_rates(kind, tmp_path, *[rule(f"{count}/h") for count in range(1, 9)])  # type: ignore[call-arg]
+    with store:
+        assert sum(bool(limiter.hit("key")) for _ in range(100) for limiter in limiters) <= 8
+
+
 @pytest.mark.parametrize("kind", ["memory", "shared"])
 def test_a_fifth_rate_takes_the_place_of_the_one_nearest_to_as_new(kind: str, tmp_path: Any) -> None:
     """Four rates per key: the fifth replaces the one that is as new the soonest, which then starts with what the others hold."""

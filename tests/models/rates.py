@@ -3,7 +3,7 @@
 A call is decided by the model of its own rate. Its cost is charged to the models of the other rates too: at the same start where
 it fits there, otherwise without regard to that rate's limit: in the window of that start, or as debt from now on. A rate that is
 new to a key begins with the largest amount that any of the others holds, from its first call on, admitted or refused. Four rates
-per key: a fifth replaces the one that is as new the soonest.
+per key: a fifth replaces the one that is as new the soonest, first of those beside which another holds as much for as long.
 
 A sliding log is different: what counts is when calls were made, which does not depend on the rate. One list serves all rates of a
 key; entries older than the longest window that has been used on it are gone as soon as another entry is added.
@@ -94,7 +94,13 @@ class RatesWorld(LimiterModel):
             return max(0, reset_at * rate.tick - self.now_us) if reset_at > now else 0
 
         if len(present) == MOST_RATES and limit not in present and not limit.logs:
-            del present[min(present, key=until_new)]
+            left = {rate: until_new(rate) for rate in present}
+            held = {rate: present[rate].held(self.now_us // rate.tick) for rate in present}
+
+            def is_covered(rate: Any) -> bool:
+                return any(held[other] >= held[rate] and left[other] >= left[rate] for other in present if other != rate)
+
+            del present[min(present, key=lambda rate: (not is_covered(rate), left[rate]))]
         present[limit] = model
 
     def forget(self, now_us: int) -> None:

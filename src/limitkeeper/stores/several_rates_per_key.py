@@ -1,8 +1,8 @@
 """CellRates: the states in a key's cell, one for each rate (of one name) that was used on the key.
 
-A key has at most four rates: a fifth replaces the one nearest to as-new. Almost every key has one, which is in its cell; several,
-and the number of the key's last reset, are loaded into `rates`, changed there and saved. A rate has a state from its first call
-on, admitted or refused. A sliding log is one for all rates, pruned by the longest window used on the key.
+A key has at most four rates: a fifth replaces the one nearest to as-new (`least_needed`). Almost every key has one, which is in
+its cell; several, and the number of the key's last reset, are loaded into `rates`, changed there and saved. A rate has a state
+from its first call on, admitted or refused. A sliding log is one for all rates, pruned by the longest window used on the key.
 
 A subclass implements access to its cells (`read`, `put`, `fetch_rates`, `save_rates`, `can_keep`, `discard`). Inheritance, not a
 separate cells object: the lock and the journal of a shared file cover cells and decision, and `MemoryStore` decides without a
@@ -156,8 +156,7 @@ class CellRates(Store):
             if self.rates.unit[i] == handle.unit:
                 self.is_first_use = False
                 return (self.rates.a[i], self.rates.b[i], self.rates.c[i])
-            limit: Limit = self.limit_at(handle, self.rates.unit[i])
-            used: I64 = limit.usage(limit, self.rates.a[i], self.rates.b[i], self.rates.c[i], now_us // limit.tick)
+            used: I64 = self.rate_used(handle, i, now_us)
             if used > most:
                 most = used
         if n == 0:
@@ -189,23 +188,12 @@ class CellRates(Store):
 
     @cython.cfunc
     def set_rate(self, handle: LimitHandle, a: I64, b: I64, c: I64, now_us: I64) -> cython.int:
-        """Sets the state of this rate in `rates`. A new one is added at the end; the fifth takes the place of the one that is as
-        new the soonest, of equals the oldest."""
+        """Sets the state of this rate in `rates`. A new one is added at the end; the fifth takes the place of another."""
         i: cython.int = 0
         while i < self.rates.n and self.rates.unit[i] != handle.unit:
             i += 1
         if i == MOST_RATES:
-            first: cython.int = 0
-            least: I64 = -1
-            for i in range(MOST_RATES):
-                limit: Limit = self.limit_at(handle, self.rates.unit[i])
-                now: I64 = now_us // limit.tick
-                answer: Answer = limit.rule(limit, self.rates.a[i], self.rates.b[i], self.rates.c[i], now, now, 0, 0)
-                left_us: I64 = answer[6] * limit.tick - now_us if answer[6] > now else 0
-                if left_us < least or least < 0:
-                    least = left_us
-                    first = i
-            for i in range(first, MOST_RATES - 1):
+            for i in range(self.least_needed(handle, now_us), MOST_RATES - 1):
                 self.rates.unit[i] = self.rates.unit[i + 1]
                 self.rates.a[i] = self.rates.a[i + 1]
                 self.rates.b[i] = self.rates.b[i + 1]
@@ -218,6 +206,40 @@ class CellRates(Store):
         self.rates.b[i] = b
         self.rates.c[i] = c
         return 0
+
+    @cython.cfunc
+    def least_needed(self, handle: LimitHandle, now_us: I64) -> cython.int:
+        """The rate that a fifth replaces: one that is as new the soonest, of equals the oldest; first of those beside which
+        another holds as much for as long. Without that, calls under five rates in turn would forget what was admitted."""
+        found: cython.int = -1
+        soonest: I64 = 0
+        is_covered: cython.bint = False
+        i: cython.int
+        j: cython.int
+        for i in range(MOST_RATES):
+            left_us: I64 = self.rate_left_us(handle, i, now_us)
+            used: I64 = self.rate_used(handle, i, now_us)
+            covered: cython.bint = False
+            for j in range(MOST_RATES):
+                if j != i and self.rate_used(handle, j, now_us) >= used and self.rate_left_us(handle, j, now_us) >= left_us:
+                    covered = True
+            if found < 0 or (covered and not is_covered) or (covered == is_covered and left_us < soonest):
+                found, soonest, is_covered = i, left_us, covered
+        return found
+
+    @cython.cfunc
+    def rate_used(self, handle: LimitHandle, i: cython.int, now_us: I64) -> I64:
+        """What the rate at this place of `rates` holds as used."""
+        limit: Limit = self.limit_at(handle, self.rates.unit[i])
+        return limit.usage(limit, self.rates.a[i], self.rates.b[i], self.rates.c[i], now_us // limit.tick)
+
+    @cython.cfunc
+    def rate_left_us(self, handle: LimitHandle, i: cython.int, now_us: I64) -> I64:
+        """The time until the rate at this place of `rates` is as new."""
+        limit: Limit = self.limit_at(handle, self.rates.unit[i])
+        now: I64 = now_us // limit.tick
+        answer: Answer = limit.rule(limit, self.rates.a[i], self.rates.b[i], self.rates.c[i], now, now, 0, 0)
+        return answer[6] * limit.tick - now_us if answer[6] > now else 0
 
     @cython.cfunc
     def charge_others(self, handle: LimitHandle, key: str, start_us: I64, cost: I64, now_us: I64, full: cython.bint) -> tuple:  # type: ignore[type-arg]

@@ -76,13 +76,24 @@ read_rates = function(claim, first, last)
   return true
 end
 
--- Makes room for the claim's rate where it is a fifth one: the rate that is as new the soonest goes, of equals the oldest.
+-- Makes room for the claim's rate where it is a fifth one: the rate that is as new the soonest goes, of equals the oldest; first of
+-- those beside which another holds as much for as long.
 make_room = function(claim)
-  local rates, gone, soonest = claim.rates
+  local rates, used, left, gone, was_covered = claim.rates, {}, {}
   if claim.own or #rates < MOST_RATES then return end
   for i = 1, #rates do
-    local _, reset = peek(rates[i], rates[i].a, rates[i].b, rates[i].c)
-    if not soonest or reset < soonest then gone, soonest = i, reset end
+    local rate = rates[i]
+    local _, reset = peek(rate, rate.a, rate.b, rate.c)
+    used[i], left[i] = rate.rule.used(rate.p, rate.q, rate.r, rate.s, rate.a, rate.b, rate.c, rate.now), reset
+  end
+  for i = 1, #rates do
+    local covered = false
+    for j = 1, #rates do
+      covered = covered or (j ~= i and used[j] >= used[i] and left[j] >= left[i])
+    end
+    if not gone or (covered and not was_covered) or (covered == was_covered and left[i] < left[gone]) then
+      gone, was_covered = i, covered
+    end
   end
   table.remove(rates, gone)
 end
