@@ -88,7 +88,10 @@ def checked_key(key: object) -> str:
     """Validates a key, any str; a subclass of str is converted."""
     if isinstance(key, str):
         return key if type(key) is str else str.__str__(key)
-    raise TypeError(f"a key must be a str, got {type(key).__name__}: {key!r}; pass str(…), or a mapping of limit names to keys")
+    remedy = "pass str(…), or a mapping of limit names to keys"
+    if key is None:  # str(None) would count all of them, and a user of that name, together unseen
+        remedy = "callers without a key need one: their address, or 'anonymous' for all together"
+    raise TypeError(f"a key must be a str, got {type(key).__name__}: {key!r}; {remedy}")
 
 
 @cython.cfunc

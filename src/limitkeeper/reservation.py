@@ -15,7 +15,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from .algorithms.claim import Claim
 from .decision import Decision
@@ -194,12 +194,23 @@ class AsyncReservation(Charge):
         self._undecided.clear()
 
 
+AWAIT_IT = "write await limiter.reserve(…), or async with"
+
+
 class PendingReservation:
     """The result of `AsyncLimiter.reserve`: `await` it for an AsyncReservation, or enter it with `async with`."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, AsyncReservation]]) -> None:
         self._make = make
         self._made: AsyncReservation | None = None
+
+    if not TYPE_CHECKING:  # type checkers find a forgotten `await` themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"{name!r} of a reservation that is not made yet; {AWAIT_IT}", name=name, obj=self)
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(f"a reservation that is not made yet is neither allowed nor refused; {AWAIT_IT}")
 
     def __await__(self) -> Generator[Any, None, AsyncReservation]:
         return self._make().__await__()

@@ -178,7 +178,7 @@ def test_a_key_of_another_type_is_a_type_error(make, key):
     for verb in (limiter.hit, limiter.peek, limiter.acquire, limiter.reserve, limiter.refund, limiter.reset):
         with pytest.raises(TypeError, match=f"got {type(key).__name__}"):
             verb(key)
-    with pytest.raises(TypeError, match=r"pass str\(…\)"):
+    with pytest.raises(TypeError, match="callers without a key need one" if key is None else r"pass str\(…\)"):
         limiter.hit_many(["a", key])
 
 

@@ -690,3 +690,12 @@ def test_a_store_with_reservations_is_collected(clock, cancelled):
     del store, limiter, reservation
     gc.collect()
     assert gone() is None
+
+
+def test_a_forgotten_await_is_an_error():
+    """A reservation of an AsyncLimiter that is used before it is made: the error says how to make it."""
+    pending = AsyncLimiter("5/s").reserve("a")
+    with pytest.raises(AttributeError, match="'settle' of a reservation that is not made yet; write await"):
+        _ = pending.settle
+    with pytest.raises(TypeError, match="neither allowed nor refused; write await"):
+        bool(pending)

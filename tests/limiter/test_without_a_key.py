@@ -53,7 +53,7 @@ def test_several_limits_without_a_key(make):
 
 def test_none_is_not_a_missing_key(make):
     """A key that is None by mistake would limit all such callers together: it is an error."""
-    with pytest.raises(TypeError, match="a key must be a str, got NoneType"):
+    with pytest.raises(TypeError, match="a key must be a str, got NoneType: None; callers without a key need one: their address"):
         make("5/s").hit(None)
 
 
