@@ -166,3 +166,11 @@ def test_fixed_windows_follow_the_start_of_a_clock():
     for start in (90.0, 30.0, 45.0):
         with use_clock(ManualClock(start)):
             assert limiter.hit("a").reset_after == 60.0 - start % 60
+
+
+def test_advance_takes_numbers_only():
+    """A text is an error that says what to write, and the clock stays where it is."""
+    clock = ManualClock()
+    with pytest.raises(TypeError, match=r"expected seconds as a number, got '20s'; write advance\(1.5\)"):
+        clock.advance("20s")
+    assert clock.now_us() == 0

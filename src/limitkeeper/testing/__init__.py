@@ -37,8 +37,12 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         """Moves the clock; a negative number moves it back."""
+        try:
+            step_us = round(seconds * 1_000_000)
+        except TypeError:
+            raise TypeError(f"expected seconds as a number, got {seconds!r}; write advance(1.5)") from None
         with self._lock:
-            self._now_us += round(seconds * 1_000_000)
+            self._now_us += step_us
 
     def sleep(self, seconds: float, wake: threading.Event | None = None) -> None:
         self.advance(seconds)
