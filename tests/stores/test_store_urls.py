@@ -154,7 +154,7 @@ def test_stores_can_be_named_from_the_package():
         ("memroy://", r"unknown scheme 'memroy'; did you mean memory://\?"),
         ("reddis://host", r"did you mean redis://\?"),
         ("redis+clustre://host", r"did you mean redis\+cluster://\?"),
-        ("http://example.com", "unknown scheme 'http'"),
+        ("http://example.com", "unknown scheme 'http'; .* write limitkeeper://host:7071"),
         ("/tmp/x", "did you mean 'shared:///tmp/x'"),
         ("localhost:6379", "did you mean 'redis://localhost:6379'"),
         ("limitkeeper://one,two", "several hosts need a sharded\\+limitkeeper:// URL"),

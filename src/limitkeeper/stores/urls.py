@@ -128,6 +128,8 @@ def maker_of(scheme: str, url: str) -> Maker:
     remedy = f"did you mean {meant}://?" if meant else f"expected one of {', '.join(one + '://' for one in SCHEMES)}"
     if url and not meant and "://" not in url:
         remedy = f"did you mean {masked(('shared://' if url.startswith('/') else 'redis://') + url)}?"
+    if scheme in ("http", "https"):
+        remedy = "a store asks the Redis port of a service: write limitkeeper://host:7071"
     raise ConfigurationError(f"{masked(url)}: unknown scheme {scheme!r}; {remedy}")
 
 

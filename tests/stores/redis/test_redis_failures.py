@@ -300,6 +300,7 @@ def test_no_answer_is_worth_more_than_the_budget(answer: bytes, error: type[Stor
             ):
                 outcome, took = timed(call)
                 assert isinstance(outcome, error)
+                assert ("the server speaks HTTP" in str(outcome)) == answer.startswith(b"HTTP")
                 assert took < watch.allows(budget + NOISE)
     finally:
         impostor.close()

@@ -79,6 +79,8 @@ class Parser:
                 reply = []
             elif kind not in b"$*":
                 reply = number if kind == b":" else line if kind == b"+" else ReplyError(line.decode(errors="replace"))
+            if kind == b"H" and line.startswith(b"TTP/"):
+                raise ProtocolError("the server speaks HTTP; write its Redis port, which is 7071 in a limitkeeper service")
             if kind not in b"+-:$*" or len(arrays) > MAX_DEPTH:
                 raise ProtocolError(f"unexpected {line[:32]!r} after {bytes(kind)!r}")
             del data[:used]
