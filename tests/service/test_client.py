@@ -119,6 +119,18 @@ def test_a_service_that_is_not_there(scheme, kind):
     made.close()
 
 
+def test_the_other_port_of_the_service(kind, service):
+    """A client of one protocol on the port of the other: the error says so."""
+    for url, remedy in (
+        (f"http://127.0.0.1:{service.resp}", r"is this its HTTP port \(7070\)\?"),
+        (f"redis://127.0.0.1:{service.http}", "it speaks HTTP: write http://, or its Redis port"),
+    ):
+        made = kind(url, timeout=30, retries=0)
+        with pytest.raises(StoreUnavailable, match=remedy):
+            made.check("checkout", "42")
+        made.close()
+
+
 @pytest.fixture
 def deaf() -> Iterator[tuple[int, list[bytes]]]:
     """The port of a server that closes every connection after its first bytes, and these."""

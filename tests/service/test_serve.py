@@ -157,7 +157,7 @@ def test_a_missing_package_is_one_line_before_anything_is_served(tmp_path, more)
     paths = os.pathsep.join([str(tmp_path), str(Path(limitkeeper.__path__[0]).parent)])
     done = command(str(EXAMPLE), "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", *more, PYTHONPATH=paths)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "limitkeeper: the service needs httptools; pip install '.[service]'\n"
+    assert done.stderr == "limitkeeper: the service needs httptools; pip install 'limitkeeper[service]'\n"
     assert command(str(EXAMPLE), "--http", "off", "--admin", "off", "--check", PYTHONPATH=paths).returncode == 0
 
 

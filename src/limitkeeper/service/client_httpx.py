@@ -47,7 +47,8 @@ def failure(error: Json) -> LimitkeeperError:
 
 def lost(url: str, error: httpx.HTTPError) -> LimitkeeperError:
     kind = StoreTimeout if isinstance(error, httpx.TimeoutException) else StoreUnavailable
-    return kind(f"the service at {masked(url)}: {error or type(error).__name__}")
+    remedy = "; is this its HTTP port (7070)?" if isinstance(error, httpx.RemoteProtocolError) else ""
+    return kind(f"the service at {masked(url)}: {str(error).removesuffix('.') or type(error).__name__}{remedy}")
 
 
 class Transport:

@@ -63,7 +63,8 @@ def failed(url: str, error: redis.RedisError) -> LimitkeeperError:
         return ConfigurationError(f"the service refused access: {error}")
     if isinstance(error, ResponseError) and not str(error).startswith("UNAVAILABLE"):
         return RequestError(INVALID, str(error))
-    return StoreUnavailable(f"the service at {masked(url)}: {error}")
+    remedy = "; it speaks HTTP: write http://, or its Redis port" if 'got "H"' in str(error) else ""
+    return StoreUnavailable(f"the service at {masked(url)}: {error}{remedy}")
 
 
 class Transport:

@@ -149,7 +149,7 @@ def check_installed(settings: Settings) -> None:
         if settings.http is not None or settings.admin is not None:
             from . import http  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ConfigurationError(f"the service needs {error.name}; pip install '.[service]'") from None
+        raise ConfigurationError(f"the service needs {error.name}; pip install 'limitkeeper[service]'") from None
 
 
 def load_policy(settings: Settings) -> Policy:
