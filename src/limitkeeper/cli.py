@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from .errors import LimitkeeperError
 from .policy.reading.diagnostics import ERROR, NOTE, Diagnostic
@@ -61,11 +61,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
 
 
+class CommandParser(argparse.ArgumentParser):
+    """Suggests `policy check` for `check`, and --help for a missing command."""
+
+    #: The commands of `policy`.
+    of_policy: tuple[str, ...] = ()
+
+    def error(self, message: str) -> NoReturn:
+        for word in self.of_policy:
+            if f"invalid choice: {word!r}" in message:
+                message += f"; did you mean '{self.prog} policy {word}'?"
+        if message.endswith("required: COMMAND"):
+            message += f"; '{self.prog} --help' lists them"
+        super().error(message)
+
+
 def build_parser() -> argparse.ArgumentParser:
     from . import __version__
 
     exit_codes = "Exit codes: 0 no errors, 1 errors found, 2 bad usage."
-    parser = argparse.ArgumentParser(prog="limitkeeper", description="Rate limiting for Python.", epilog=exit_codes)
+    root = CommandParser(prog="limitkeeper", description="Rate limiting for Python.", epilog=exit_codes)
+    parser: argparse.ArgumentParser = root
     parser.add_argument("--version", action="version", version=f"limitkeeper {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     policy = commands.add_parser("policy", help="check and explain policy files", description="Check and explain policy files.")
@@ -102,6 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_replay(commands)
     add_simulate(commands)
     add_export(actions)
+    root.of_policy = tuple(actions.choices)
     add_serve(commands)
     add_top(commands)
     return parser

@@ -145,6 +145,22 @@ def test_a_missing_file_is_exit_code_2(capsys):
     assert capsys.readouterr().err == "limitkeeper: nowhere.yaml: can't read the policy: no such file or directory\n"
 
 
+@pytest.mark.parametrize(
+    ("argv", "remedy"),
+    [
+        (["check", "x.yaml"], "; did you mean 'limitkeeper policy check'?"),
+        (["policy"], "required: COMMAND; 'limitkeeper policy --help' lists them"),
+        ([], "required: COMMAND; 'limitkeeper --help' lists them"),
+    ],
+    ids=["check", "policy", "nothing"],
+)
+def test_a_missing_command_is_named(argv, remedy, capsys):
+    """The error says what to write instead of a command that is not there."""
+    with pytest.raises(SystemExit):
+        main(argv)
+    assert capsys.readouterr().err.endswith(f"{remedy}\n")
+
+
 @pytest.mark.parametrize("argv", [[], ["policy"], ["policy", "check"], ["policy", "explain", "x.yaml"], ["polcy"]], ids=" ".join)
 def test_wrong_usage_is_exit_code_2(argv, capsys):
     """A command that is not understood is exit code 2 and a line of usage."""
