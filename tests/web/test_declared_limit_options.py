@@ -378,7 +378,13 @@ def test_one_limit_counts_by_route(store):
 
 @pytest.mark.parametrize(
     ("option", "remedy"),
-    [("key_func", "write key="), ("error_message", "write message="), ("exempt_wen", "did you mean 'exempt_when'"), ("xyz", "")],
+    [
+        ("key_func", "write key="),
+        ("error_message", "write message="),
+        ("exempt_wen", "did you mean 'exempt_when'"),
+        ("per", "write key="),
+        ("xyz", "expected one of exempt_when, "),
+    ],
 )
 def test_unknown_options_are_named(store, option, remedy):
     """An option that does not exist is an error with the name that it has here."""

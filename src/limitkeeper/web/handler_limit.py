@@ -99,7 +99,7 @@ class RuleOptions(TypedDict, total=False):
 OWN_OPTIONS = ("exempt_when", "headers", "identify", "methods", "on_breach", "per_method")
 #: What other libraries call an option, and its name here.
 OPTIONS_ELSEWHERE = {
-    "key_func": "key",
+    **dict.fromkeys(("by", "identifier", "key_func", "per"), "key"),
     "error_message": "message",
     **dict.fromkeys(("scope", "group"), "name"),
     "method": "methods",
@@ -192,8 +192,9 @@ class HandlerLimit:
         for name in options:
             if name not in known:
                 found = OPTIONS_ELSEWHERE.get(name)
-                remedy = did_you_mean(name, known) if found is None else f"write {found}="
-                raise ConfigurationError(f"{self.declared_by}: unknown option {name!r}; {remedy}".removesuffix("; "))
+                everything = f"expected one of {', '.join(known)}"
+                remedy = did_you_mean(name, known, everything) if found is None else f"write {found}="
+                raise ConfigurationError(f"{self.declared_by}: unknown option {name!r}; {remedy}")
 
     def _check(self) -> None:
         """Raises errors where the limit is declared. The identities that a key in text names are a site's, unknown here."""
