@@ -261,7 +261,7 @@ def test_while_the_store_fails_the_known_ones_stay(caplog):
     kept.failing = True
     overrides.try_refresh()
     assert hits(g, "a", 1) == 0
-    assert "can't be read (away); those known stay" in caplog.text
+    assert "can't be read from the store (away); those read before stay in force" in caplog.text
     kept.failing = False
     kept.write('["api", "b"]', '{"limit": "no such limit"}')
     kept.write("nonsense", "nonsense")

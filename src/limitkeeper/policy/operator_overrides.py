@@ -215,7 +215,7 @@ class OperatorOverrides:
             self._failing = False
         except Exception as error:
             if not self._failing and not self._closed:
-                text = "overrides that operators set can't be read (%s); those known stay, and rules follow their on_failure"
+                text = "run-time overrides can't be read from the store (%s); those read before stay in force"
                 log.warning(text, error)
             self._failing = True
 

@@ -165,7 +165,7 @@ class StoreHealth:
             recovered = self.breaker.close_after_ramp(now_us)
             due = self.breaker.state == OPEN and self.breaker.probe_at_us <= now_us
         if recovered:
-            log.warning("%s answers again", self.name)
+            log.warning("the guarded store %r answers again", self.name)
             self._publish(BREAKER_CLOSED)
         return due
 
