@@ -31,6 +31,12 @@ MISTAKES = [
 ]
 
 
+def test_a_trace_has_no_loop():
+    """Senders in a loop wait for responses, which a limiter alone does not give."""
+    with pytest.raises(PolicyError, match="a 'loop' waits for responses, and a limit alone has none; write a rate"):
+        Scenario.of(limit="5/s", clients={"all": {"arrivals": {"loop": 5}}})
+
+
 @pytest.mark.parametrize(("before", "after", "line", "message"), MISTAKES)
 def test_a_mistake_is_shown_with_its_line(tmp_path, before, after, line, message):
     """A mistake names the file, the line and the remedy."""

@@ -311,6 +311,10 @@ def build_scenario(fields: ParsedFields, context: ParseContext) -> Scenario:
         context.error(fields.key("limit"), message, remedy, "limit")
     plain = given(fields, "clients", "gateway", "services", duration="duration_us", interval="interval_us")
     clients = tuple(ClientSettings(name, **one) for name, one in fields["clients"].items())
+    for one in clients:
+        if "limit" in fields and one.workers:
+            message, remedy = "a 'loop' waits for responses, and a limit alone has none", "write a rate, or add a gateway"
+            context.error(fields.at("clients").child(one.name).child("arrivals").position, message, remedy, "loop")
     return Scenario(clients, gateway=gateway, services=services, **plain)
 
 
