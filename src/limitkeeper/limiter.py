@@ -31,7 +31,7 @@ from .reservation import AsyncReservation, PendingReservation, Reservation
 from .stores import Store
 from .stores.sans_io import Call, CallToEnd, Plan, WakeEvent, arun, run
 from .stores.urls import open_store
-from .wait_queue import BEGUN, AsyncEvent, Event, FifoGate, Waiter, WaitQueue, refunded, sleeper_us, wait_queue_of
+from .wait_queue import BEGUN, AsyncEvent, Event, FifoGate, Waiter, WaitQueue, of_loop, refunded, sleeper_us, wait_queue_of
 
 #: The compiled method, unbound: `super().hit` makes an awaited hit a fifth slower.
 _hit = LimiterBase.hit
@@ -217,7 +217,7 @@ class WaitingLimiter(LimiterBase):
     async def _aacquire(self, key: Key, cost: Cost, timeout: Duration | None) -> Decision:
         loop = asyncio.get_running_loop()
         if not self._reserves:
-            gate = self._gates_by_loop.setdefault(loop, FifoGate())
+            gate = of_loop(self._gates_by_loop, loop, FifoGate)
             return await arun(self._acquire_in_order(key, cost, timeout, gate, AsyncEvent()))
         claims = self.claims(key, cost)
         try:

@@ -33,7 +33,7 @@ from .errors import StoreError
 from .fork import call_after_fork, reset_after_fork
 from .future_charges import FutureCharges
 from .stores.contract import Booking, Store, charges_of
-from .stores.sans_io import Call, Plan, arun, run, start_task
+from .stores.sans_io import Call, Plan, T, arun, run, start_task
 
 Identity = tuple[str, str, str]
 Pair = tuple[Identity, str]
@@ -104,6 +104,17 @@ class Waiter:
     def move_to(self, start: tuple[int, Sequence[Claim], Decision, int]) -> None:
         """Takes a start, and the charge made for it."""
         self.arrival, self.claims, self.decision, self.until_us = start
+
+
+def of_loop(kept: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, T], loop: asyncio.AbstractEventLoop, make: type[T]) -> T:
+    """What is kept for an event loop, made on first use. What was kept for loops that are closed now goes: an event that a task
+    has waited for refers to its loop, which would never be collected."""
+    found = kept.get(loop)
+    if found is None:
+        for other in [one for ref in kept.keyrefs() if (one := ref()) is not None and one.is_closed()]:
+            kept.pop(other, None)
+        found = kept.setdefault(loop, make())
+    return found
 
 
 def pairs_of(claims: Sequence[Claim]) -> set[Pair]:
@@ -220,11 +231,7 @@ class WaitQueue:
 
     def departures(self) -> Departures:
         """Those of the running loop."""
-        loop = asyncio.get_running_loop()
-        found = self._departures.get(loop)
-        if found is None:
-            found = self._departures[loop] = Departures()
-        return found
+        return of_loop(self._departures, asyncio.get_running_loop(), Departures)
 
     def join(self, waiter: Waiter) -> None:
         """Adds a waiter in order of starts; removes reservations at the front whose start has passed. Two other keys are checked
@@ -502,7 +509,7 @@ class FifoGate:
 
     def _reset_after_fork(self) -> None:
         """Starts empty."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._queues: dict[Hashable, deque[Event]] = {}
 
     def enter(self, key: Hashable, event: Event) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import pytest
 
 from interrupts import interrupted_at
@@ -33,3 +36,26 @@ def test_an_interrupt_at_any_moment_gives_back_what_several_limits_were_charged(
         assert limiter.peek("k", 10) == free, number
         number += 1
     assert number > 30
+
+
+def test_a_signal_handler_may_use_the_limiter_that_it_interrupts():
+    """A handler that runs at any moment of a call whose limit can't reserve, and makes such a call too, is answered."""
+    limiter = Limiter("sliding window counter 1000/h", store=MemoryStore())
+    moments = 0
+
+    def handler(frame, event, arg):
+        nonlocal moments
+        moments += 1
+        limiter.acquire("k")
+
+    def work():
+        sys.setprofile(handler)
+        limiter.acquire("k")
+        sys.setprofile(None)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert moments > 20
+    assert limiter.waiting() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+import weakref
 
 import pytest
 
@@ -23,6 +24,7 @@ from limitkeeper import (
 )
 from limitkeeper.testing import ManualClock
 from operations import operations
+from stand_ins import WrappedStore
 
 ONE_A_SECOND = [
     TokenBucket("1/s"),
@@ -489,3 +491,60 @@ def test_the_end_of_a_wait_costs_the_same_whatever_the_number_behind() -> None:
             waiter.wake = lambda: None
         took.append(operations(limiter._queue.done, waiters[0]))
     assert took[1] <= took[0] + 10
+
+
+class Far(WrappedStore):
+    """A remote store: each async call takes a few iterations of the loop."""
+
+    async def adecide(self, claims, max_wait_us=0, **options):
+        await turns(3)
+        return self.decide(claims, max_wait_us, **options)
+
+    async def agive_back(self, claims, charged_at=-1, source="store"):
+        await turns(3)
+        return self.give_back(claims, charged_at, source)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("limit", ["1/s", "sliding window counter 1/s"])
+def test_event_loops_that_were_closed_are_not_kept(limit):
+    """A limiter that outlives many event loops keeps only the last few, though tasks waited in all of them."""
+    limiter = AsyncLimiter(limit, store=Far(MemoryStore()))
+    loops = weakref.WeakSet()
+
+    async def work():
+        if limit == "1/s":  # a decision waits for the call that gives back
+            await asyncio.gather((await limiter.reserve("a")).cancel(), limiter.reserve("a", max_wait=0.1))
+        else:  # the second task waits for the first
+            await limiter.hit("a")
+            await asyncio.wait([asyncio.create_task(limiter.acquire("a")) for _ in range(2)], timeout=0)
+            await turns()
+
+    for _ in range(10):
+        loop = asyncio.new_event_loop()
+        loops.add(loop)
+        loop.run_until_complete(work())
+        loop.close()
+    del loop
+    gc.collect()
+    assert len(loops) <= 3
+
+
+@each
+@pytest.mark.parametrize("leaves", [False, True], ids=["waits", "leaves"])
+def test_a_store_is_collected_although_calls_have_waited(limit, leaves):
+    """Of limiters with stores of their own nothing stays, whatever was reserved, cancelled or waited for."""
+    stores = weakref.WeakSet()
+
+    async def use():
+        limiter = AsyncLimiter(limit, store=MemoryStore(clock=ManualClock()))
+        stores.add(limiter.store)
+        reserved = [await limiter.reserve("a") for _ in range(3)]
+        if leaves:
+            await reserved[1].cancel()
+        await limiter.acquire("a")
+
+    for _ in range(3):
+        asyncio.run(use())
+    gc.collect()
+    assert not stores

@@ -28,7 +28,7 @@ from ..limiter import AsyncLimiter, Limiter
 from ..rate import Duration, duration_us
 from ..stores import MemoryStore, Store
 from ..stores.sans_io import Call, Plan, WakeEvent, arun, run
-from ..wait_queue import AsyncEvent, Event, FifoGate
+from ..wait_queue import AsyncEvent, Event, FifoGate, of_loop
 from .adaptive_throttle import AdaptiveThrottle
 from .errors import ClientClosed, RetriesExhausted, Throttled
 from .learned_quota import ONE_REQUEST, Costs, LearnedQuota
@@ -395,7 +395,7 @@ class ClientLimits:
 
     def _wait_for_quota(self, quota: LearnedQuota, costs: Costs, end_us: int, loop: Loop, take: bool = True) -> Plan[int]:
         """Waits in order of arrival until the learned quota lets a call start; `take` counts it."""
-        gate = self._gate if loop is None else self._gates.setdefault(loop, FifoGate())
+        gate = self._gate if loop is None else of_loop(self._gates, loop, FifoGate)
         event: Event = WakeEvent() if loop is None else AsyncEvent()
         self._refuse_if_late(quota, quota.wait_us(self.clock.now_us(), costs), end_us)
         quota.join(1)

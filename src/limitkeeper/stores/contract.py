@@ -57,8 +57,9 @@ class Store:
     `source` of the Decision that made a charge; −1: unknown start.
     """
 
-    #: The queue of those that wait for a start on this store (wait_queue.py), from the first use.
-    wait_queue: Any
+    if not cython.compiled:
+        #: The queue of those that wait for a start on this store (wait_queue.py); None before the first limiter.
+        wait_queue: Any = None
 
     #: True if a decision never waits for anything outside this process.
     local = False
@@ -235,10 +236,6 @@ class Store:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
-
-
-if not cython.compiled:
-    Store.wait_queue = None
 
 
 @cython.cclass
