@@ -153,7 +153,7 @@ SPELLINGS = [
     'sid="\\141b\\061"',
     'x=1; sid ="a\\b1"',
     "sid=%61b1",
-    "\xa0sid=ab1 ",
+    "\tsid=ab1 ",
 ]
 
 
@@ -165,6 +165,32 @@ def test_no_spelling_of_a_cookie_makes_a_new_session(cookies):
     policy = Policy.read("identify: {s: {cookie: sid}}\nlimits: [{name: s, key: s, limit: 1/s}]")
     assert cookie_parser(cookies)["sid"] in ("ab1", "%61b1")
     assert policy.identify["s"].of(WrittenRequest(headers={"Cookie": cookies})) == "ab1"
+
+
+UNCLEAR = [
+    "x=1,sid={}",
+    "x=1;, sid={}",
+    "\xa0sid={}",
+    "x=1;\x85sid={}",
+    'x="a; sid={}; b"',
+    'x="a\\"; sid={}; b"',
+    'x="a\\; sid={}; b"',
+    "sid=a {}",
+    'sid="{}',
+    'sid={}"x',
+]
+
+
+@pytest.mark.parametrize("cookies", UNCLEAR)
+def test_a_cookie_that_some_applications_do_not_see_makes_no_new_session(cookies):
+    """The client of an application that finds no session in it would otherwise be new with every request."""
+    from werkzeug.sansio.http import parse_cookie
+
+    policy = Policy.read("identify: {s: {cookie: sid}}\nlimits: [{name: s, key: s | ip, limit: fixed window 2/min}]")
+    gate = Gate(policy, store=MemoryStore(clock=ManualClock()))
+    requests = [WrittenRequest(headers={"Cookie": cookies.format(n)}) for n in range(4)]
+    assert [parse_cookie(request.header("cookie")).get("sid") for request in requests] == [None] * 4
+    assert passed(gate, requests) == 2
 
 
 @pytest.mark.parametrize("between", ["\t", "  ", " \t "])

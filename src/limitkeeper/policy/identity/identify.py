@@ -18,6 +18,11 @@ from .client_ip import ClientIp
 from .key_and_cache_bounds import hash_long, remember
 from .paths import canonical_value, decode_percent
 
+#: A cookie's value in quotes, or without spaces and quotes within; and a value in quotes with a semicolon, which is found where
+#: escaped quotes are removed.
+_CLEAR = re.compile(r'"(?:[^\\"]|\\.)*"|[^\s"]*', re.S)
+_ACROSS = re.compile(r'=[ \t]*"[^";]*;[^"]*"[ \t]*(?:;|$)')
+_QUOTES = re.compile(r'\\[\\"]')
 _ESCAPED = re.compile(r"\\(?:([0-3][0-7]{2})|(.))", re.S)
 SUBJECT, SAN = "subject", "san"
 #: The value of a name with several different values. Applications take the first or the last of them, so a client that could
@@ -103,26 +108,36 @@ class RequestPart:
 
 @dataclass(frozen=True, slots=True)
 class Cookie(NamedIdentity):
-    """A cookie's value. Several Cookie headers, joined with commas, are read as one. Differences that frameworks ignore (spaces
-    around the name, quotes, escapes in them, percent-encoding) do not make another value."""
+    """A cookie's value. Differences that frameworks ignore (spaces around the name, quotes, escapes in them, percent-encoding) do
+    not make another value. A cookie that some of them read and others do not see, or read otherwise, is SEVERAL: all separate
+    cookies by semicolons, commas may be those of several Cookie headers; werkzeug takes `a="; sid=1"` for one cookie, and reads
+    none with a space or a quote within its value."""
 
     _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    _plain: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         NamedIdentity.__post_init__(self)
         object.__setattr__(self, "_pattern", cookie_pattern(self.name))
+        object.__setattr__(self, "_plain", cookie_pattern(self.name, ";", "[ \\t]*"))
 
     def of(self, request: RequestContext) -> str | None:
         header = request.header("cookie") or ""
         found = set(self._pattern.findall(header[:MAX_COOKIES]))
         if len(header) > MAX_COOKIES or len(found) > 1 or any(len(value) > MAX_COOKIE for value in found):
             return SEVERAL
-        return trimmed(unquote_cookie(found.pop().strip()), self.default) if found else self.default
+        if not found:
+            return self.default
+        value = found.pop().strip()
+        seen = {text.partition(",")[0].strip() for text in self._plain.findall(header)}
+        if seen != {value} or _CLEAR.fullmatch(value) is None or ('"' in header and _ACROSS.search(_QUOTES.sub("", header))):
+            return SEVERAL
+        return trimmed(unquote_cookie(value), self.default)
 
 
-def cookie_pattern(name: str, between: str = ";,") -> re.Pattern[str]:
+def cookie_pattern(name: str, between: str = ";,", space: str = r"\s*") -> re.Pattern[str]:
     """Finds the values of a cookie in a Cookie header, as they are written, `between` any of these characters."""
-    return re.compile(rf"(?:^|[{between}])\s*{re.escape(name)}\s*=([^{between}]*)")
+    return re.compile(rf"(?:^|[{between}]){space}{re.escape(name)}{space}=([^{between}]*)")
 
 
 def unquote_cookie(value: str) -> str:
