@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from gates import MODES, asked, gate, key, passes, policy, request, rule
@@ -13,6 +14,7 @@ from limitkeeper.decision import Decision
 from limitkeeper.errors import StoreError
 from limitkeeper.policy import Gate
 from limitkeeper.policy.model import (
+    BLOCKED,
     CLOSED,
     DEGRADE,
     WAIT,
@@ -55,6 +57,28 @@ def test_among_equals_the_longest_wait_answers_and_never_is_longest():
     for rules in ([never, long], [long, never]):
         refusal = last_of(1, *rules)
         assert (refusal.rule.name, refusal.retry_after) == ("never", None)
+
+
+def test_among_equals_a_refusal_precedes_a_degraded_response():
+    """A handler may run the application, which the other rule refuses; a higher priority lets it answer."""
+    degrades = OnRefusal(DEGRADE, handler=print)
+    total, search = rule("total", "fixed window 1/min"), rule("search", "fixed window 1/h", on_refusal=degrades)
+    assert [last_of(2, *rules).rule.name for rules in ([total, search], [search, total])] == ["total", "total"]
+    assert last_of(2, total, replace(search, priority=1)).rule.name == "search"
+
+
+def test_a_blocked_key_gets_no_degraded_response():
+    """Requests of a key that the policy or an operator blocks are refused; a rule that blocks all keys may degrade."""
+    degrades = OnRefusal(DEGRADE, handler=print)
+    some = rule("some", "1/h", key=key("user"), override=(("eve", BLOCKED),), on_refusal=degrades)
+    g = gate(some)
+    g.operator_overrides.put("some", "mallory", "blocked")
+    asked_by = {name: asked(g, request(user=name)) for name in ("eve", "mallory")}
+    assert [(one.refusal.status, one.degrade) for one in asked_by.values()] == [(429, None)] * 2
+    assert passes(g, 2, user="ann") == [True, False]
+    assert asked(g, request(user="ann")).degrade is print
+    assert [one.degraded for one in g.snapshot().rules] == [2]
+    assert asked(gate(replace(some, limit=BLOCKED, override=())), request(user="ann")).degrade is print
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,10 @@ from ..observe.snapshot import DECISION_BOUNDS_US, RESPONSE_BOUNDS_MS
 from ..stores.sans_io import Call, Plan, arun, run
 from . import idempotency, rule_fair_share, settlement
 from .callback_errors import CallbackErrors
-from .model import DEGRADE, Policy
+from .model import Policy
 from .on_failure import FailureAnswers
 from .penalty_box import PenaltyBox
-from .refusal import BLOCKED, QUOTA, block, blocked_decision, call_message, client_delay, refusal_of, retry_of
+from .refusal import BLOCKED, QUOTA, block, blocked_decision, call_message, client_delay, degrades, refusal_of, retry_of
 from .retry_amplification import AttemptCounter
 from .shadow_rules import ShadowRule, ask_shadow
 from .waiting_requests import WaitingRequests, may_wait
@@ -133,7 +133,7 @@ class Evaluation:
     def degrade(self) -> Callable[..., Any] | None:
         """The handler that answers instead of the application, when the refusing rule degrades."""
         refusal = self.refusal
-        if refusal is None or refusal.rule is None or self.declined or refusal.rule.on_refusal.action != DEGRADE:
+        if refusal is None or refusal.rule is None or self.declined or not degrades(refusal.rule, refusal.reason):
             return None
         handler: Callable[..., Any] = self.compiled.handlers[refusal.rule.name]
         return handler
@@ -531,7 +531,7 @@ class Evaluator:
             refusal = refusal_by(decision, entry, decision, (entry.label,), evaluation.reason, retry_us, delay_us)
         else:
             refusal = refusal_of(evaluation.entries, decision, evaluation.reason, retry_us, delay_us)
-        if refusal.rule.on_refusal.action == DEGRADE:  # type: ignore[union-attr]
+        if degrades(refusal.rule, refusal.reason):  # type: ignore[arg-type]
             for entry in evaluation.entries:
                 if entry.rule is refusal.rule:
                     entry.compiled_rule.degraded += 1

@@ -18,11 +18,11 @@ from .burst_conflicts import BUCKETS, burst_of, shares_key
 from .compiled_policy import CompiledPolicy, MatchedRules
 from .compiled_rule import CompiledRule, Entry, identity_of, key_of, key_without_names
 from .idempotency import is_repetition, mark_of
-from .model import BLOCKED, DEGRADE, LOCAL, SHADOW, WAIT, Capacity, Key, Policy, Rule, Tiers
+from .model import BLOCKED, LOCAL, SHADOW, WAIT, Capacity, Key, Policy, Rule, Tiers
 from .path_matcher import matching
 from .reading.diagnostics import shorten
 from .refusal import BLOCKED as BLOCKED_KEY
-from .refusal import CAPACITY, PENALTY_BOX, QUEUE_FULL, QUOTA, is_concurrent, refusal_of, retry_of
+from .refusal import CAPACITY, PENALTY_BOX, QUEUE_FULL, QUOTA, degrades, is_concurrent, precedence, refusal_of, retry_of
 from .request_context import RequestContext
 from .waiting_requests import is_full_queue
 
@@ -279,11 +279,11 @@ class RequestExplanation:
             after = f"asks {full.rule.name}, which refuses now: {retry_text(full.retry_after)}" if full else "allowed"
             return f"→ waits {longest:.3g} s for {names}, then {after}"
         when = retry_text(max(one.retry_after for one in refusing), *[one.rule for one in refusing])
-        first, names = max(refusing, key=lambda one: (one.rule.priority, one.retry_after)), rule_names(refusing)
-        if first.rule.on_refusal.action == DEGRADE:
-            return f"→ refused by {names}, answered by the handler of {first.rule.name}: {when}"
+        first, names = max(refusing, key=lambda one: (*precedence(one.rule), one.retry_after)), rule_names(refusing)
         assert first.decision is not None
         reason = BLOCKED_KEY if not first.decision.limit else QUOTA if first.rule.capacity is None else CAPACITY
+        if degrades(first.rule, reason):
+            return f"→ refused by {names}, answered by the handler of {first.rule.name}: {when}"
         if waiting and any(is_full_queue(*pair, wait_us) for one in refusing for pair in one.parts()):
             reason, when = QUEUE_FULL, f"{QUEUE_FULL}, {when}"
         status = refusal_of(first.entries, first.decision, reason, 0).status

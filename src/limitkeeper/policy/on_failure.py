@@ -22,7 +22,7 @@ from ..stores.guarded.fallback import LocalShare
 from ..stores.guarded.share import parse_share
 from .compiled_rule import Entry
 from .model import CLOSED, LOCAL
-from .refusal import STORE, client_delay, refusal_without_limit
+from .refusal import STORE, client_delay, precedence, refusal_without_limit
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator
@@ -51,9 +51,9 @@ class FailureAnswers:
         """The evaluation of a request that the store did not decide."""
         evaluation.special = evaluation.needs_settlement = False
         gate._publish(STORE_FAILED, evaluation, failure if isinstance(failure, StoreError) else None)
-        for entry in evaluation.entries:
-            if entry.rule.on_failure.action == CLOSED:
-                return self._refuse(gate, evaluation, entry, failure)
+        closed = [entry for entry in evaluation.entries if entry.rule.on_failure.action == CLOSED]
+        if closed:
+            return self._refuse(gate, evaluation, max(closed, key=lambda entry: precedence(entry.rule)), failure)
         assert evaluation.costs is not None
         entries = zip(evaluation.entries, evaluation.keys, evaluation.costs, strict=True)
         local = [one for one in entries if one[0].rule.on_failure.action == LOCAL]

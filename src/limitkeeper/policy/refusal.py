@@ -1,7 +1,8 @@
 """Refusal: chooses status, message and retry time among the rules that refuse a request. Fields and body: `web/`.
 
 Retry-After is the longest of all refusing rules and of the client's penalty, so that it is true. Status, message and action are
-those of the refusing rule with the highest priority; among equals, of the rule with the longest retry.
+those of the refusing rule with the highest priority; among equals, of one that does not degrade, since a degraded response may
+run the application, which this rule refuses; among those, of the rule with the longest retry.
 
 A rule with `retry_after: spread 60s` delays what is sent by a part of the interval that depends on the client, so that clients
 that were refused together do not come back together. The Decision keeps the exact time.
@@ -27,7 +28,8 @@ else:
 
 from .callback_errors import CallbackErrors, callback_name
 from .compiled_rule import identity_of, join_key
-from .model import Rule
+from .model import BLOCKED as BLOCKED_LIMIT
+from .model import DEGRADE, Rule
 
 #: Reasons of a refusal.
 QUOTA, QUEUE_FULL, PENALTY_BOX, STORE = "quota", "queue full", "penalty box", "store"
@@ -167,10 +169,20 @@ def retry_of(entries: Sequence[Entry], decision: Decision) -> int:
     return -1 if min(found) < 0 else max(found)
 
 
+def degrades(rule: Rule, reason: str) -> bool:
+    """Whether the rule's degrade handler answers a refusal. Not that of a blocked key, unless the rule blocks every key."""
+    return rule.on_refusal.action == DEGRADE and (reason != BLOCKED or rule.limit == BLOCKED_LIMIT)
+
+
+def precedence(rule: Rule) -> tuple[int, bool]:
+    """Among the rules that refuse a request, the one with the largest of these answers it."""
+    return rule.priority, rule.on_refusal.action != DEGRADE
+
+
 def refusal_of(entries: Sequence[Entry], decision: Decision, reason: str, retry_us: int, delay_us: int = 0) -> Refusal:
     """The refusal of a request by the entries whose part of the decision refused."""
     refusing = [pair for pair in zip(entries, decision.decisions, strict=True) if not pair[1].allowed]
-    entry, part = max(refusing, key=lambda pair: (pair[0].rule.priority, pair[1].retry_us < 0, part_retry_us(*pair)))
+    entry, part = max(refusing, key=lambda pair: (*precedence(pair[0].rule), pair[1].retry_us < 0, part_retry_us(*pair)))
     return refusal_by(decision, entry, part, tuple([one.label for one, _ in refusing]), reason, retry_us, delay_us)
 
 
