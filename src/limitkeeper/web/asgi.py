@@ -28,7 +28,7 @@ from ..policy.path_matcher import MESSAGE
 from ..stores import Store
 from .headers import ASGIApp, AsgiRequestContext, HeaderSend, Message, Receive, Scope, Send, add_fields, admit, fields, has_origin
 from .refusal_body import body
-from .response_settlement import FAILED, GONE, UNKNOWN, Settlement, byte_length, is_cancelled, outcome_after, outcome_of
+from .response_settlement import DEGRADED, FAILED, GONE, UNKNOWN, Settlement, byte_length, is_cancelled, outcome_after, outcome_of
 
 #: The close code "Try Again Later" of RFC 6455's registry, and the most bytes of a close frame's reason.
 TRY_AGAIN_LATER, MAX_REASON = 1013, 123
@@ -265,6 +265,7 @@ async def refuse(evaluation: Evaluation, scope: Scope, receive: Receive, send: S
     """Sends the response of the rule's degrade handler, or the refusal."""
     degrade = evaluation.degrade
     if degrade is not None:
+        scope["limitkeeper"], scope[DEGRADED] = evaluation, True  # an evaluation within may have taken its place
         await degrade(scope, receive, HeaderSend(evaluation, send))
         return
     start, content = refusal_response(evaluation, scope)

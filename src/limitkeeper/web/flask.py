@@ -67,7 +67,17 @@ from .handler_limit import (
     shares_name,
 )
 from .headers import body, merge
-from .response_settlement import GONE, NOT_SENT, UNKNOWN, Settlement, SettlingBody, WatchedInput, byte_length, detach_request
+from .response_settlement import (
+    DEGRADED,
+    GONE,
+    NOT_SENT,
+    UNKNOWN,
+    Settlement,
+    SettlingBody,
+    WatchedInput,
+    byte_length,
+    detach_request,
+)
 from .wsgi import (
     EVALUATION,
     Application,
@@ -275,6 +285,7 @@ def evaluate(gate: Gate) -> ResponseReturnValue | None:
             settle_later(evaluation, environ)
         return None
     if evaluation.degrade is not None:
+        environ[DEGRADED] = True
         environ[EVALUATED] = {*environ.get(EVALUATED, ()), *(one.gate for one in environ[EVALUATIONS])}
         response: ResponseReturnValue = current_app.ensure_sync(evaluation.degrade)()
         return response
@@ -427,7 +438,8 @@ class FlaskMiddleware(RateLimitMiddleware):
     def refuse(self, evaluation: Evaluation, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         session: SessionMixin = self.flask.session_interface.make_null_session(self.flask)
         with RequestContext(self.flask, environ, session=session):
-            g.limitkeeper = evaluation
+            g.limitkeeper = environ[EVALUATION] = evaluation  # an evaluation within may have taken its place
+            environ[DEGRADED] = True
             try:
                 return self.refusal_response(evaluation)(environ, HeaderStartResponse(start_response, evaluation))
             finally:

@@ -20,6 +20,9 @@ FAILED = 500
 #: How a response of UNKNOWN outcome is counted: its client disconnected before it began (nginx's number for it).
 GONE = 499
 
+#: The key, in a scope or an environ, of a request that was handed to a degrade handler: limits of the view that answers it are
+#: evaluated after that, and do not change it.
+DEGRADED = "limitkeeper.degraded"
 #: The versions of policies that unsettled bodies need, by the settlement's id. A body that is garbage in a reference cycle is
 #: settled by its finalizer; its store, if it were garbage in the same cycle, could be closed before that.
 unsettled: dict[int, list[object]] = {}

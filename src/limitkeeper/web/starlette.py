@@ -81,7 +81,7 @@ from .handler_limit import (
 )
 from .headers import ASGIApp, AsgiRequestContext, Fields, HeaderSend, Receive, Scope, Send, add_fields, has_origin, merge
 from .refusal_body import body
-from .response_settlement import GONE, NOT_SENT, UNKNOWN, detach_request, is_cancelled, outcome_after, outcome_of
+from .response_settlement import DEGRADED, GONE, NOT_SENT, UNKNOWN, detach_request, is_cancelled, outcome_after, outcome_of
 
 E = TypeVar("E", bound=Handler)
 
@@ -449,6 +449,7 @@ def degraded(degrade: ASGIApp, connection: HTTPConnection) -> ASGIApp:
 
     async def handler(scope: Scope, receive: Receive, send: Send) -> None:
         scope[EVALUATED] = (*scope.get(EVALUATED, ()), *evaluations_of(scope).limits)
+        scope[DEGRADED] = True
         again: Receive = connection._receive  # type: ignore[attr-defined]
         if getattr(connection, "_stream_consumed", False):
             content = getattr(connection, "_body", None)

@@ -43,7 +43,7 @@ from ..stores import Store
 from .field_names import SPELLING
 from .headers import text_fields
 from .refusal_body import body
-from .response_settlement import GONE, UNKNOWN, Settlement, SettlingBody, WatchedInput, byte_length
+from .response_settlement import DEGRADED, GONE, UNKNOWN, Settlement, SettlingBody, WatchedInput, byte_length
 
 Environ = dict[str, Any]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
@@ -312,6 +312,7 @@ class RateLimitMiddleware:
     def refuse(self, evaluation: Evaluation, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """The response of the rule's degrade handler, or the refusal."""
         if evaluation.degrade is not None:
+            environ[EVALUATION], environ[DEGRADED] = evaluation, True  # an evaluation within may have taken its place
             response: Iterable[bytes] = evaluation.degrade(environ, HeaderStartResponse(start_response, evaluation))
             return response
         assert evaluation.refusal is not None

@@ -29,6 +29,7 @@ from limitkeeper.web.asgi import RateLimitMiddleware
 from limitkeeper.web.degrade import DeferredRequests, StaleCache, is_reduced
 from limitkeeper.web.degrade.flask_handlers import flask_cached, flask_deferred, flask_reduced
 from limitkeeper.web.fastapi import RateLimit, install
+from limitkeeper.web.wsgi import RateLimitMiddleware as WsgiMiddleware
 
 ONE = "fixed window 1/h align first"
 POLICY = Policy.of(limits=[{"name": "orders", "match": "POST /", "limit": ONE, "on_refusal": "degrade later"}])
@@ -259,3 +260,32 @@ def test_responses_are_recorded_where_flask_evaluates_the_policy_late():
         200,
         429,
     ]
+
+
+BY_SIZE = Policy.of(
+    limits=[{"name": "bytes", "limit": "fixed window 9/h", "cost": {"response": "1B"}, "on_refusal": "degrade later"}]
+)
+
+
+@pytest.mark.parametrize("handler", ["cached", "deferred"])
+def test_a_handler_of_a_response_that_is_too_large_gets_the_refusal(handler, deferred):
+    """Not the evaluation of the view's own limit, which admitted the request before its response was known."""
+    app, cache = Flask("site"), StaleCache()
+    handlers = {"later": flask_cached(cache) if handler == "cached" else flask_deferred(deferred, app)}
+    limits = flask.RateLimit(app, BY_SIZE, store=MemoryStore(), handlers=handlers)
+    app.add_url_rule("/", view_func=limits.limit("9/h")(lambda: "x" * 6))
+    assert [app.test_client().get("/").status_code for _ in range(2)] == [200, 429]
+
+
+def test_a_cached_response_replaces_one_that_is_too_large():
+    """Also where a middleware within has evaluated the request again."""
+    cache = StaleCache()
+
+    def site(environ: Any, start_response: Any) -> list[bytes]:
+        start_response("200 OK", [("Content-Length", "6")])
+        return [b"x" * 6]
+
+    inner = WsgiMiddleware(site, Policy.of(limits=[{"name": "inner", "limit": "9/h"}]), store=MemoryStore())
+    app = WsgiMiddleware(cache.wsgi(inner), BY_SIZE, store=MemoryStore(), handlers={"later": cache.wsgi_handler})
+    with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://shop") as client:
+        assert [("Age" in client.get("/").headers) for _ in range(2)] == [False, True]

@@ -4,7 +4,8 @@
     handlers={"less": flask_reduced(app)}                                       # Flask
     LIMITKEEPER = {…, "HANDLERS": {"less": "limitkeeper.web.degrade.django_handlers.reduced"}}
 
-`is_reduced(request)` is the flag that its views read: the evaluation of the request is a refusal, and yet the view runs.
+`is_reduced(request)` is the flag that its views read: a limit has refused the request, and yet the view runs. It stays where
+limits of the view itself admit the request then.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...policy.evaluation import Evaluation
+from ..response_settlement import DEGRADED
 from ..wsgi import EVALUATION
 
 #: The key, in a scope or an environ, of a refused request that a `DeferredRequests` runs: its response is not reduced.
@@ -35,5 +37,6 @@ def evaluation_of(request: Any) -> Evaluation | None:
 
 def is_reduced(request: Any) -> bool:
     """Whether a view should answer with less, because the request is above its limit. False where no policy was evaluated."""
-    evaluation = evaluation_of(request)
-    return evaluation is not None and not evaluation.allowed and DEFERRED not in server_values(request)
+    evaluation, values = evaluation_of(request), server_values(request)
+    refused = DEGRADED in values or (evaluation is not None and not evaluation.allowed)
+    return refused and DEFERRED not in values

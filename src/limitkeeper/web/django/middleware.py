@@ -37,9 +37,11 @@ from ...policy.evaluation import Evaluation
 from ...policy.gate import Gate
 from ...policy.identity.body import MAX_BODY, announced_size
 from ...policy.request_context import NOTHING, method_of
+from ..degrade.reduced_response import server_values
 from ..handler_limit import EXEMPT, Handler, combined_fields, has_own_limit
 from ..headers import body, merge
 from ..response_settlement import (
+    DEGRADED,
     GONE,
     NOT_SENT,
     UNKNOWN,
@@ -255,6 +257,7 @@ def respond(gate: Gate, view: Handler, request: HttpRequest, *args: object, **na
             return add_fields(request, refusal_response(evaluation, request))
         call = async_to_sync(handler) if iscoroutinefunction(handler) else handler
         request._limitkeeper_view = partial(view, request, *args, **named)
+        server_values(request)[DEGRADED] = True
         degraded = call(request, *args, **named)
         return add_fields(request, view(request, *args, **named) if degraded is None else degraded)
     try:
@@ -279,6 +282,7 @@ async def arespond(gate: Gate, view: Handler, request: HttpRequest, *args: objec
             return add_fields(request, refusal_response(evaluation, request))
         call = handler if iscoroutinefunction(handler) else sync_to_async(handler)
         request._limitkeeper_view = partial(view, request, *args, **named)
+        server_values(request)[DEGRADED] = True
         degraded = await call(request, *args, **named)
         if degraded is None:
             answered = view(request, *args, **named)
