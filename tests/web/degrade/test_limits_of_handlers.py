@@ -10,6 +10,9 @@ from typing import Annotated, Any
 
 import httpx
 import pytest
+from django.core.handlers.wsgi import WSGIRequest
+from django.http import HttpResponse
+from django_asgi import configure
 from fastapi import Body, Depends, FastAPI
 from fastapi import Request as FastApiRequest
 from flask import Flask
@@ -19,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette_client import TestClient
+from wsgi_apps import environ_of
 
 from limitkeeper import MemoryStore
 from limitkeeper.concurrency import Shaper
@@ -27,8 +31,11 @@ from limitkeeper.policy.gate import Gate
 from limitkeeper.web import flask, starlette
 from limitkeeper.web.asgi import RateLimitMiddleware
 from limitkeeper.web.degrade import DeferredRequests, StaleCache, is_reduced
+from limitkeeper.web.degrade.django_handlers import record
 from limitkeeper.web.degrade.flask_handlers import flask_cached, flask_deferred, flask_reduced
+from limitkeeper.web.django.middleware import DjangoRequestContext
 from limitkeeper.web.fastapi import RateLimit, install
+from limitkeeper.web.response_settlement import DEGRADED
 from limitkeeper.web.wsgi import RateLimitMiddleware as WsgiMiddleware
 
 ONE = "fixed window 1/h align first"
@@ -289,3 +296,14 @@ def test_a_cached_response_replaces_one_that_is_too_large():
     app = WsgiMiddleware(cache.wsgi(inner), BY_SIZE, store=MemoryStore(), handlers={"later": cache.wsgi_handler})
     with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://shop") as client:
         assert [("Age" in client.get("/").headers) for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_in_django_a_reduced_response_of_a_limited_view_is_not_recorded(reduced):
+    """The limit of the view has admitted the request, and the policy has refused it before."""
+    configure()
+    request, cache, gate = WSGIRequest(environ_of("GET", "/")), StaleCache(), Gate(Policy(), store=MemoryStore())
+    request.limitkeeper = gate.ask(DjangoRequestContext(request))
+    request.environ |= {DEGRADED: True} if reduced else {}
+    record(cache, request, HttpResponse("prices"))
+    assert (cache.stored_bytes == 0) == reduced

@@ -22,7 +22,7 @@ from django.utils.decorators import sync_and_async_middleware
 
 from ..django.middleware import DjangoRequestContext, refusal_response
 from .deferred_requests import DeferredRequests, TooLarge, client_of, environ_size
-from .reduced_response import DEFERRED, server_values
+from .reduced_response import DEFERRED, is_reduced, server_values
 from .stale_cache import Response, StaleCache
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
@@ -156,7 +156,8 @@ def recorder(cache: StaleCache) -> Callable[[GetResponse], GetResponse]:
 
 
 def record(cache: StaleCache, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    if request.method == "GET" and response.status_code == 200 and not response.streaming and not response.cookies:
+    whole = response.status_code == 200 and not is_reduced(request)
+    if request.method == "GET" and whole and not response.streaming and not response.cookies:
         content = cast(HttpResponse, response).content
         context, evaluation = DjangoRequestContext(request), getattr(request, "limitkeeper", None)
         cache.keep(context, request.META.get("QUERY_STRING") or "", evaluation, list(response.items()), content)
