@@ -148,10 +148,13 @@ class PolicyRule:
         return self._gates[keyed]
 
     def was_evaluated(self, scope: Scope) -> bool:
-        """Whether the policy's middleware has evaluated this rule for this request, by the path that it had there."""
+        """Whether the policy's middleware has evaluated this rule for this request, by the path that it had there. Where another
+        rule refused it, and its degrade handler runs the application, this one was not charged: it is evaluated now."""
         evaluation = by_policy(scope)
         if evaluation is None or evaluation.gate is not self.policy_gate or evaluation.matched is None:
             return False
+        if evaluation.refusal is not None:
+            return evaluation.refusal.rule is not None and evaluation.refusal.rule.name == self.name
         return any(rule.name == self.name for rule in evaluation.matched.rules)
 
 

@@ -307,3 +307,27 @@ def test_in_django_a_reduced_response_of_a_limited_view_is_not_recorded(reduced)
     request.environ |= {DEGRADED: True} if reduced else {}
     record(cache, request, HttpResponse("prices"))
     assert (cache.stored_bytes == 0) == reduced
+
+
+def test_a_rule_that_a_route_names_bounds_its_reduced_responses():
+    """The middleware has charged it only for the request that all rules admitted."""
+    limits = [
+        {"name": "search", "limit": ONE, "on_refusal": "degrade less"},
+        {"name": "all", "limit": "fixed window 3/h align first"},
+    ]
+    apps: list[Any] = []
+
+    async def again(scope: Any, receive: Any, send: Any) -> None:
+        await apps[0](scope, receive, send)
+
+    gate = Gate(Policy.of(limits=limits), store=MemoryStore(), handlers={"less": again})
+
+    @starlette.limit(policy=gate, rule="search")
+    @starlette.limit(policy=gate, rule="all")
+    async def view(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(made(request, "a"))
+
+    apps.append(Starlette(routes=[Route("/", view, methods=["POST"])]))
+    answers = exchange(RateLimitMiddleware(apps[0], gate), *"abcd")
+    assert [status for status, _ in answers] == [200, 200, 200, 429]
+    assert [text for _, text in answers[:3]] == ["all of a", "less of a", "less of a"]
