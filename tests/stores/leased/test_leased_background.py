@@ -163,6 +163,28 @@ def test_no_task_waits_for_a_batch_of_an_event_loop_that_has_stopped():
     loop.close()
 
 
+def test_a_blocking_call_does_not_wait_for_a_batch_that_its_own_event_loop_fetches():
+    """A Limiter that is used on an event loop asks the parent, while a task of the loop fetches a batch of the same key."""
+    store = LeasedStore(FarStore(), lease=10, life="600s")
+    tasks, blocking = AsyncLimiter(PLENTY, store=store), Limiter(PLENTY, store=store)
+    decisions = []
+
+    async def both() -> None:
+        fetching = asyncio.create_task(tasks.hit("a"))
+        while (lease := store.cache.find(tasks.named[0], "a")) is None or lease.fetching() is None:
+            await asyncio.sleep(0)
+        decisions.append(blocking.hit("a"))
+        decisions.append(await fetching)
+
+    thread = threading.Thread(target=lambda: asyncio.run(both()), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert all(decisions)
+    assert len(decisions) == 2
+    store.close()
+
+
 def test_waking_the_background_of_a_loop_again_and_again_plans_one_round(monkeypatch):
     """One round is planned on a loop, however often it is asked for; also on uvloop, whose handles are no TimerHandle."""
     begun = []

@@ -13,9 +13,10 @@ to equal batches of rate × life / (n + 1).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...algorithms.claim import Claim
 from ...algorithms.constants import MAX_WAIT
@@ -40,11 +41,18 @@ class PendingFetch(Pending):
 
     def __init__(self) -> None:
         super().__init__()
-        self._loop = running_loop()
+        self._loop, self._thread = running_loop(), threading.get_ident()
 
     def can_be_awaited(self) -> bool:
         """Whether the caller may wait: for a thread, or for its own event loop. Another one may have stopped, or wait for it."""
         return self._loop is None or self._loop is running_loop()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """None at once in the thread that fetches: a blocking call on its event loop, or of a signal handler, would wait for
+        itself. The caller asks the parent then."""
+        return None if self._thread == threading.get_ident() and not self.done else super().result(timeout)
+
+    wait = result
 
 
 class Want(NamedTuple):
