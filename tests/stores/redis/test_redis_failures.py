@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -380,6 +382,22 @@ def test_a_redirection_that_makes_no_sense_is_an_error_of_the_store(error: bytes
             Limiter(HUNDRED, store=store).hit("k")
     finally:
         impostor.close()
+
+
+@pytest.mark.parametrize(
+    "state", [b"\xff" * 40, struct.pack("<d", math.inf) * 5, b"abc", b""], ids=["nan", "inf", "short", "empty"]
+)
+def test_a_value_that_something_else_wrote_is_an_error_of_the_store(
+    hit: Callable[..., Any], store: RedisStore, server: Valkey, state: bytes
+) -> None:
+    """The key of a state has other bytes: calls on it fail as those of a store do, calls on other keys don't."""
+    (named,) = Limiter(HUNDRED, store=store).named
+    assert hit("a")
+    with server.client() as client:
+        client.set(store.names.key(named, "a"), state)
+    with pytest.raises(StoreUnavailable):
+        hit("a")
+    assert hit("b")
 
 
 def test_an_unknown_host_name_is_unavailable() -> None:

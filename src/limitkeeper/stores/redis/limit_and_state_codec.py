@@ -21,7 +21,7 @@ from ...algorithms.all_of import seeded
 from ...algorithms.claim import NamedLimit
 from ...algorithms.limit import Limit
 from ...algorithms.limit_parser import parse_limit
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, StoreUnavailable
 from .key_names import KeyNames, key_text
 
 #: A state as the rules see it: three integers, or a log's ((moment, cost), …) and two zeros.
@@ -112,7 +112,10 @@ class LimitEntry:
 
     def needs_registry(self, raw: bytes) -> bool:
         """Whether a value that could not be read was written by a rate that this limit has not met yet."""
-        written_by = int(_HEADER.unpack_from(raw)[0])
+        try:
+            written_by = int(_HEADER.unpack_from(raw)[0])
+        except (ValueError, OverflowError, struct.error):
+            raise StoreUnavailable(f"{raw[:40]!r} is no state that limitkeeper has written; reset its key") from None
         return self._is_unmet(written_by) and self.rate({}, written_by) is None
 
     def _is_unmet(self, print_: int) -> bool:
