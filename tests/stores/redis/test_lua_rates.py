@@ -210,6 +210,15 @@ def test_a_fifth_rate_takes_the_place_of_the_one_nearest_to_as_new(client: Any) 
     assert list(read(store, rates[0], "a")) == [rates[i].limit for i in (0, 2, 3, 4)]
 
 
+def test_a_fifth_rate_replaces_one_whose_amount_another_holds(client: Any) -> None:
+    """Of windows that end together not the one with the largest amount: it would begin again with what the others hold."""
+    store = LuaStore(client, ManualClock(NOON))
+    largest, *others = registered(store, *[FixedWindow(f"{count}/h") for count in (9, 1, 2, 3, 4)])
+    assert store.decide([Claim(largest, "a", 9)])
+    assert not any(store.decide([Claim(one, "a", 1)]) for one in others)
+    assert not store.decide([Claim(largest, "a", 1)])
+
+
 def test_a_log_is_kept_for_the_longest_window_in_use(client: Any) -> None:
     """A short window does not drop entries that a long one on the same key still counts, nor let the key expire."""
     store = LuaStore(client)
