@@ -458,6 +458,20 @@ def test_a_fifth_rate_takes_the_place_of_the_one_nearest_to_as_new(kind: str, tm
         assert limiters[1].peek("key").remaining == 50
 
 
+@every_store
+def test_a_fifth_rate_replaces_one_whose_amount_another_holds(kind: str, tmp_path: Any) -> None:
+    """Not the one that is as new the soonest, if it alone holds the largest amount: its window would begin again, half empty."""
+    some = [FixedWindow(f"{count}/min", align="first") for count in (9, 1, 2, 3, 4)]
+    clock, store, (largest, *others, fifth) = two_rates(kind, tmp_path, *some)
+    with store:
+        assert largest.hit("key", 9)
+        clock.advance(10)
+        assert not any(limiter.hit("key") for limiter in others)
+        clock.advance(10)
+        assert not fifth.hit("key")
+        assert not largest.hit("key")
+
+
 @pytest.mark.parametrize("kind", ["memory", "shared"])
 def test_a_shorter_log_does_not_forget_for_a_longer_one(kind: str, tmp_path: Any) -> None:
     """Entries are kept for the longest window in use on the key, whichever rate adds the next one."""
