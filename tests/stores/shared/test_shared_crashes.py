@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import random
+import resource
 import signal
 import time
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from shared_file import Picture
 from limitkeeper import FixedWindow, Limiter, SlidingWindowLog, StoreTimeout, TokenBucket, compiled
 from limitkeeper.stores.shared import SharedStore, layout
 from limitkeeper.stores.shared.journal import owner_word
+from limitkeeper.testing import ManualClock
 
 PLENTY = 10**9
 
@@ -210,4 +212,54 @@ def test_a_number_that_was_used_again_is_another_process(path):
     if compiled:
         write_word(path, layout.LOCK, owner_word(os.getppid()) ^ 1)
     assert limiter.hit("a")
+    store.close()
+
+
+@contextmanager
+def without_descriptors():
+    """This process, and what it forks, can't open a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_without_descriptors_takes_no_live_lock_over(path):
+    """Whoever can't find out whether the owner of the lock is alive waits for it, and takes it over when it can find out."""
+    store = SharedStore(path, timeout=0.1)
+    limiter = Limiter("1000/h", store=store)
+    limiter.hit("a")
+    with holder(path) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        with without_descriptors(), pytest.raises(StoreTimeout):
+            limiter.hit("a")
+    assert limiter.hit("a").remaining == 998
+    store.close()
+
+
+def test_a_child_forked_without_descriptors_has_a_lock_of_its_own(path):
+    """A child that could not read its start time when it was forked is not mistaken for its parent: its lock is taken over."""
+
+    class Deadly(ManualClock):
+        armed = False
+
+        def now_us(self):
+            if self.armed:  # read under the lock
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().now_us()
+
+    clock = Deadly()
+    store = SharedStore(path, timeout=5, clock=clock)
+    limiter = Limiter({"a": "1000/h", "b": "500/h"}, store=store)
+    limiter.hit("a")
+
+    def work():
+        clock.armed = True
+        limiter.hit("a")
+
+    with without_descriptors():
+        os.waitpid(fork(work), 0)
+    assert limiter.hit("a").decisions[1].remaining == 498
     store.close()

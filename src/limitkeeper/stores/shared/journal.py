@@ -22,6 +22,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Generator
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -200,35 +201,39 @@ class Journal:
 
 
 def process_stat(pid: int) -> tuple[str, int] | None:
-    """The state letter and the start time of a process; None when there is no such process."""
+    """The state letter and the start time of a process; None when there is no such process. Raises OSError where that can't be
+    told: in a process that has no file descriptor left, say."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text[text.rindex(b")") + 2 :].split()  # the name before may hold anything
     return fields[0].decode(), int(fields[19])
 
 
 def owner_word(pid: int) -> int:
-    """The word that a process writes into a lock that it owns."""
-    found = process_stat(pid)
-    if found is None:
-        raise OSError(f"/proc/{pid}/stat can't be read")
-    return pid << 32 | found[1] & 0xFFFFFFFF
+    """The word that a process writes into a lock that it owns; with 0 for a start time that can't be read."""
+    found = None
+    with suppress(OSError):
+        found = process_stat(pid)
+    return pid << 32 | (found[1] & 0xFFFFFFFF if found is not None else 0)
 
 
 def owner_state(word: int) -> str:
-    """The state letter of the process that wrote this word; "" when it is dead."""
-    found = process_stat(word >> 32)
-    is_alive = found is not None and found[0] not in "ZXx" and found[1] & 0xFFFFFFFF == word & 0xFFFFFFFF
+    """The state letter of the process that wrote this word; "" when it is dead, "?" when that can't be told."""
+    try:
+        found = process_stat(word >> 32)
+    except OSError:
+        return "?"
+    is_alive = found is not None and found[0] not in "ZXx" and word & 0xFFFFFFFF in (0, found[1] & 0xFFFFFFFF)
     return found[0] if found is not None and is_alive else ""
 
 
 @cache
 def has_proc() -> bool:
-    """Whether /proc can be read."""
-    return process_stat(os.getpid()) is not None
+    """Whether there is a /proc."""
+    return os.path.exists(f"/proc/{os.getpid()}/stat")  # without a file descriptor
 
 
 def can_swap_words() -> bool:
@@ -305,6 +310,8 @@ class OwnerLock:
 
     def lock_file(self) -> bool:
         """Tries to get the kernel's lock on the second file, and undoes the change of a dead owner."""
+        if self.fd < 0:  # it could not be opened after a fork
+            self.identify()
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
