@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 from shared_file import Picture
 
-from limitkeeper import FixedWindow, Limiter, SlidingWindowLog, StoreTimeout, TokenBucket, compiled
+from limitkeeper import FixedWindow, Limiter, SlidingWindowLog, StoreError, StoreTimeout, TokenBucket, compiled
 from limitkeeper.stores.shared import SharedStore, layout
 from limitkeeper.stores.shared.journal import owner_word
 from limitkeeper.testing import ManualClock
@@ -213,6 +213,25 @@ def test_a_number_that_was_used_again_is_another_process(path):
         write_word(path, layout.LOCK, owner_word(os.getppid()) ^ 1)
     assert limiter.hit("a")
     store.close()
+
+
+def test_a_handler_may_close_the_store_while_a_call_waits_for_the_lock(path):
+    """The store is closed behind the call, which fails as it would without that; it neither crashes nor stays open."""
+    for call in (lambda limiter: limiter.hit("a"), lambda limiter: limiter.store.items(limiter.named[0])):
+        store = SharedStore(path, timeout=0.3)
+        limiter = Limiter("1000/h", store=store)
+        limiter.hit("a")
+        before = signal.signal(signal.SIGALRM, lambda *_, store=store: store.close())
+        try:
+            with holder(path):
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
+                with pytest.raises(StoreTimeout):
+                    call(limiter)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        with pytest.raises(StoreError, match="closed"):
+            limiter.hit("a")
 
 
 @contextmanager

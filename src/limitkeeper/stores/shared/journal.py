@@ -52,9 +52,9 @@ else:
         """
         lock, file_lock, outer = store._lock, store.file_lock, store.end
         held: list[bool] = []
-        is_nested = is_deeper = False
+        is_nested = is_waiting = is_deeper = False
         try:
-            is_nested = lock._is_owned()
+            is_nested = lock._is_owned() and store.depth > 0  # not for a handler in a call that waits for the file's lock
             if not is_nested:
                 deadline_us = 0
                 held.extend(map(lock.acquire, (False,)))
@@ -65,6 +65,8 @@ else:
                     raise file_lock.timed_out()
                 if store._file is None:
                     raise store._closed_error()
+                store.waiting += 1
+                is_waiting = True
                 file_lock.acquire(deadline_us)
                 store.cached_key = None
             store.depth += 1
@@ -74,6 +76,8 @@ else:
             if is_deeper:
                 store.end = outer
                 store.depth -= 1
+            if is_waiting:
+                store.waiting -= 1
             if held and held[-1]:
                 try:
                     if is_deeper and file_lock.table.words[lay.JOURNAL]:  # an exception interrupted the change

@@ -9,7 +9,7 @@ cdef class SharedStore(CellStore):
     cdef OwnerLock file_lock
     cdef readonly str path
     cdef object _file, _directory, cached_key
-    cdef int depth
+    cdef int depth, waiting
     cdef bint atomic, closing, in_change
     cdef int inserted
     cdef long long cached_limit, cached_cell, hash

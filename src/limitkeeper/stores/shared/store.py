@@ -86,7 +86,7 @@ class SharedStore(CellStore):
         self.path = os.path.abspath(os.fspath(path))
         self.spare = self.other = None
         self.cached_key: str | None = None
-        self.cached_limit = self.cached_cell = self.hash = self.depth = self.inserted = 0
+        self.cached_limit = self.cached_cell = self.hash = self.depth = self.waiting = self.inserted = 0
         self.in_change = self.closing = False
         self.atomic = can_swap_words()
         self._file: MappedFile | None = None
@@ -132,12 +132,18 @@ class SharedStore(CellStore):
             if not self._lock.acquire(timeout=self.file_lock.timeout_us / 1e6):
                 raise self.file_lock.timed_out()
         if self.depth == 0:
+            self.waiting += 1
             try:
                 if self._file is None:
                     raise self._closed_error()
                 self.file_lock.acquire(deadline_us)
+                self.waiting -= 1
             except BaseException:
+                self.waiting -= 1
+                closing: cython.bint = self.closing
                 self._lock.release()
+                if closing:
+                    self.close()
                 raise
             self.cached_key = None
         self.depth += 1
@@ -538,7 +544,7 @@ class SharedStore(CellStore):
 
     def _reset_after_fork(self) -> None:
         CellStore._reset_after_fork(self)
-        self.depth, self.in_change, self.closing = 0, False, False
+        self.depth, self.waiting, self.in_change, self.closing = 0, 0, False, False
         if self._file is not None:
             self.file_lock.identify()
 
@@ -566,7 +572,7 @@ class SharedStore(CellStore):
         with self._lock:
             if self._file is None:
                 return
-            if self.depth > 0:  # called by a signal handler in the middle of a call of this thread: close after that call
+            if self.depth > 0 or self.waiting:  # called by a signal handler in a call of this thread: close after that call
                 self.closing = True
                 return
             self.file_lock.wait_for_hot_path()
