@@ -14,12 +14,14 @@ from contextlib import suppress
 import pytest
 from shared_file import Picture
 
+from interrupts import interrupted_at
 from limitkeeper import Limiter, SlidingWindowLog, StoreError, TokenBucket, compiled
 from limitkeeper.algorithms.claim import Claim, NamedLimit
 from limitkeeper.stores.memory import MemoryStore
 from limitkeeper.stores.shared import SharedStore, journal, layout, limit_directory, mapped_file
 from limitkeeper.stores.shared import store as shared_store
 from limitkeeper.testing import ManualClock
+from operations import operations
 
 
 @pytest.fixture
@@ -336,6 +338,20 @@ def test_an_interrupted_reading_of_the_directory_goes_on_where_it_was(path, monk
         assert Limiter("9/h", store=one, name="late").peek("a").remaining == 5
 
 
+def test_an_interrupt_at_any_moment_of_a_registration_keeps_the_numbers_of_limits(path):
+    """A handler that raises at any moment while a limit is registered leaves limits the numbers that other processes use."""
+    with SharedStore(path) as other, SharedStore(path) as store:
+        number, interrupted = 0, True
+        while interrupted:
+            number += 1
+            Limiter("5/h", store=other, name=f"others {number}")
+            interrupted = interrupted_at(number, lambda: Limiter("9/s", store=store, name=f"own {number}"))  # noqa: B023
+            late = f"late {number}"
+            Limiter("9/h", store=store, name=late).hit("a", cost=4)
+            assert Limiter("9/h", store=other, name=late).peek("a").remaining == 5, number
+        assert number > 20
+
+
 def test_a_hand_over_that_fails_leaves_a_key_what_it_had(path):
     """An invalid state is refused; the key keeps its own."""
     with SharedStore(path) as store:
@@ -398,6 +414,31 @@ def test_items_are_read_a_part_at_a_time(path, monkeypatch):
         assert len(found) == count
         store.load(named(limiter), found.items())
         assert dict(store.items(named(limiter))) == found
+
+
+@pytest.mark.skipif(compiled, reason="compiled methods can't be replaced")
+def test_keys_with_long_logs_are_listed_fewer_at_a_time(path, monkeypatch):
+    """What is listed under the lock at a time has a bounded size, and the free places of a log are not read."""
+    parts: list[int] = []
+    real = SharedStore._items_before
+
+    def items_before(store, handle, end):
+        items, begin = real(store, handle, end)
+        parts.append(len(items))
+        return items, begin
+
+    monkeypatch.setattr(SharedStore, "_items_before", items_before)
+    steps = []
+    for entries in (256, 4096):
+        with SharedStore(f"{path}{entries}", max_keys=6000, log_entries=entries) as store:
+            limiter = Limiter(SlidingWindowLog("5/h"), store=store)
+            for i in range(50):
+                limiter.hit(f"k{i}")
+            parts.clear()
+            assert len(dict(store.items(named(limiter)))) == 50
+            assert max(parts) * entries <= 8192
+            steps.append(operations(store.table.log_of, store.own_cell(named(limiter).handle, "k1")))
+    assert steps[0] == steps[1]
 
 
 @pytest.mark.skipif(compiled, reason="compiled methods can't be replaced; processes are killed there")

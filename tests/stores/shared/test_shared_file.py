@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import os
 import re
 import stat
 import threading
+import time
 
 import pytest
 from shared_file import Picture
@@ -20,6 +22,7 @@ from limitkeeper import (
     SlidingWindowCounter,
     SlidingWindowLog,
     StoreError,
+    StoreTimeout,
     StoreUnavailable,
     TokenBucket,
 )
@@ -304,6 +307,30 @@ def test_state_survives_a_restart_of_the_machine(path, monkeypatch):
             assert Limiter("10/h", store=other).peek("a").remaining == 6
     assert Picture(path).problems == []
     assert os.listdir(os.path.dirname(path)) == (["limits"] if limitkeeper.compiled else sorted(["limits", "limits.lock"]))
+
+
+def test_a_process_waits_for_another_that_takes_a_file_over(path):
+    """After a restart of the machine, which of the processes comes first copies the keys; the others wait for longer than their
+    timeout as long as it goes on.
+    """
+    SharedStore(path).close()
+    with open(path, "r+b", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+        def take_over():
+            for number in range(60):
+                file.seek(8 * layout.ADOPTED)
+                file.write(number.to_bytes(8, "little"))
+                time.sleep(0.02)
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+        thread = threading.Thread(target=take_over)
+        thread.start()
+        SharedStore(path, timeout=0.5).close()
+        assert not thread.is_alive() or thread.join() is None
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StoreTimeout, match="is it stopped"):
+            SharedStore(path, timeout=0.1)
 
 
 def test_cells_that_do_not_check_out_after_a_restart_are_left_behind(path, monkeypatch):

@@ -19,11 +19,13 @@ if cython.compiled:
     from cython.cimports.limitkeeper.algorithms.limit import I64, Answer, Limit
     from cython.cimports.limitkeeper.stores.cell_table import MOST_RATES, SEVERAL, RatesPointer
     from cython.cimports.limitkeeper.stores.shared import layout as lay
+    from cython.cimports.limitkeeper.stores.shared.journal import publish
     from cython.cimports.limitkeeper.stores.shared.log_rings import LogRings
 else:
     from ...algorithms.limit import I64, Answer, Limit
     from ..cell_table import MOST_RATES, SEVERAL, Rates
     from . import layout as lay
+    from .journal import publish
     from .log_rings import LogRings
 
     RatesPointer = Any
@@ -509,6 +511,7 @@ class SharedCellTable(LogRings):
                 self.adopt(old, old.cells + i * lay.CELL)
             except (StoreError, ValueError, SystemError):
                 self.roll_back()
+            publish(old.words, lay.ADOPTED, i + 1)  # for those who wait for this
         return 0
 
     @cython.cfunc
@@ -580,7 +583,8 @@ class SharedCellTable(LogRings):
         at: I64 = self.logs + (number - 1) * self.log_words
         if not 0 < number <= self.cells_room or not 0 <= self.words[at + 1] <= self.words[at + 2] == (self.log_words - 4) // 2:
             raise StoreError("a key's log is out of range")
-        return (tuple(read_log([self.words[at + i] for i in range(self.log_words)])), 0, 0)
+        words = memoryview(self.memory).cast("q")  # of which only the entries are read, not the free places
+        return (tuple(read_log(words[at : at + self.log_words])), 0, 0)
 
 
 @cython.cfunc

@@ -26,6 +26,7 @@ ERA, ERA_END, ERA_WINDOW = range(47, 50)  # of the secret of overflow cells
 CELLS_READY, BLOCKS_READY, LOGS_READY = range(50, 53)  # how many of each have space in the file system
 CHECKED, SOONEST = 53, 54  # cells checked in rotation, and before when none of them is as new
 UNMARKED_RESET = 55  # the last reset that found no room for a marker on its key
+ADOPTED = 56  # of a file from before a reboot: how many of its cells were looked at for the new file
 
 HEADER = 512
 JOURNAL_ROOM = 16384  # changes

@@ -39,7 +39,8 @@ class LimitDirectory:
 
     def __init__(self, path: str, file: MappedFile, table: SharedCellTable) -> None:
         self.path, self.file, self.table = path, file, table
-        self._read = 0
+        #: Where the next entry begins, and how many limits and rates come before it.
+        self._read = (0, 0, 0)
         self._limit_ids: dict[str, int] = {}
         self._units: dict[tuple[int, str], int] = {}
 
@@ -51,15 +52,19 @@ class LimitDirectory:
 
     def read(self) -> None:
         """Reads the entries that were appended since."""
-        for entry in entries(self.file, self._read, self.table.get(lay.DIRECTORY)):
-            if entry.limit is None:  # a signal may interrupt `entries`, not what follows
-                self.table.births.append(entry.time_us)
-                self.table.entries.append(self.file.plan.directory + self._read + 1)
-                self._limit_ids[entry.text] = len(self.table.births)
+        start, limits, rates = self._read
+        for entry in entries(self.file, start, self.table.get(lay.DIRECTORY)):
+            if entry.limit is None:  # each step gives the same again: a signal handler may raise after any of them, or call this
+                self.table.births[limits : limits + 1] = [entry.time_us]
+                self.table.entries[limits : limits + 1] = [self.file.plan.directory + start + 1]
+                limits += 1
+                self._limit_ids[entry.text] = limits
             else:
-                self.table.units.append(entry.limit)
-                self._units[entry.limit_id, entry.text] = len(self.table.units)
-            self._read = entry.end
+                self.table.units[rates : rates + 1] = [entry.limit]
+                rates += 1
+                self._units[entry.limit_id, entry.text] = rates
+            start = entry.end
+            self._read = max(self._read, (start, limits, rates))
         self.table.unread = False
 
     def append(self, kind: int, limit_id: int, time_us: int, text: str) -> int:
@@ -69,7 +74,7 @@ class LimitDirectory:
             parse_limit(text)  # other processes must be able to read it
         used, base = self.table.get(lay.DIRECTORY), self.file.plan.directory
         size = 4 + (len(data) + 7) // 8
-        if self._read < used:
+        if self._read[0] < used:
             raise StoreError(f"shared file {self.path!r}: its directory of limits is damaged; delete the file and restart")
         if used + size > lay.DIRECTORY_ROOM or len(self.table.units) >= MOST_UNITS:
             raise ConfigurationError(f"shared file {self.path!r}: its directory of limits is full; use several files")
@@ -78,7 +83,7 @@ class LimitDirectory:
         self.file.words[base + used : base + used + size] = memoryview(padded).cast("q")
         self.table.set(lay.DIRECTORY, used + size)
         self.read()
-        return len(self.table.births) if kind == LIMIT else len(self.table.units)
+        return self._limit_ids[text] if kind == LIMIT else self._units[limit_id, text]
 
 
 def entries(file: MappedFile, start: int, end: int) -> Iterator[Entry]:

@@ -79,12 +79,15 @@ class MappedFile:
             raise StoreUnavailable(f"shared file {path!r}: {error}; give a path in a folder that can be written to") from error
 
     def _share(self, fd: int) -> None:
-        """Waits while another process creates the file."""
-        deadline_us = steady_us() + self.timeout_us
+        """Waits while another process creates the file; after a reboot, as long as that takes cells over."""
+        adopted, deadline_us = b"", 0
         while True:
             try:
                 return fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
+                before, adopted = adopted, os.pread(fd, 8, at.ADOPTED * 8)
+                if adopted != before or deadline_us == 0:
+                    deadline_us = steady_us() + self.timeout_us
                 if steady_us() > deadline_us:
                     os.close(fd)
                     seconds = f"{self.timeout_us / 1e6:g} s"
