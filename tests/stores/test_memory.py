@@ -150,6 +150,26 @@ def test_a_closed_store_has_let_go_of_its_keys(store):
     assert len(store) == 0
 
 
+def test_a_cleared_store_has_forgotten_what_newcomers_to_a_full_one_used(clock):
+    """clear() also forgets the keys that shared overflow cells."""
+    store = MemoryStore(max_keys=2, clock=clock)
+    limiter = Limiter("fixed window 1/h", store=store)
+    for key in "abc":
+        limiter.hit(key)
+    store.clear()
+    assert [bool(limiter.hit(key)) for key in "abc"] == [True] * 3
+
+
+def test_a_limit_whose_keys_were_listed_is_dropped_like_any_other(clock):
+    """Each registered limit counts once, however often it is listed or loaded: unregistered and used again, it begins anew."""
+    store, empty_at_first = MemoryStore(clock=clock), TokenBucket("1/s burst 10", initial=0)
+    (named,) = Limiter(empty_at_first, store=store).named
+    store.load(named, store.items(named))
+    clock.advance(100)
+    store.unregister(named)
+    assert not Limiter(empty_at_first, store=store).hit("a")
+
+
 def test_the_clock_of_a_store_is_the_one_it_was_given():
     """`store.clock` is the clock given, or the system's, which is in UTC."""
     clock = ManualClock(5.0)

@@ -244,8 +244,10 @@ class Table:
         return [] if cell is None else self.states_of(cell)
 
     def clear(self) -> None:
+        """Removes every key, and the states of overflow cells."""
         self.capacity.live -= len(self._cells)
         self._cells.clear()
+        self.overflow.clear()
 
     def items(self) -> list[tuple[str, list[tuple[int, StateData]]]]:
         """(key, [(unit, state), …]) of every key."""

@@ -432,9 +432,13 @@ cdef class Table:
         return self.n
 
     def clear(self):
-        """Removes every key."""
+        """Removes every key, and the states of overflow cells."""
+        cdef Py_ssize_t i
         while self.n > 0:
             self.remove(self.n - 1)
+        if self.overflow != NULL:
+            for i in range(self.slots):
+                self.empty(&self.overflow[i])
 
     def items(self):
         """(key, [(unit, state), …]) of every key; keys added or removed meanwhile may be missed."""

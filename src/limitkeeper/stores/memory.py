@@ -73,8 +73,8 @@ class MemoryStore(CellStore):
         self.rotation: list[Table] = []
         self._own = type(self).decide is CellStore.decide
         self._tables: dict[tuple[str, str, str], Table] = {}
-        #: How many handles of registered limits each table has, and the tables without any that are not empty yet.
-        self._users: dict[tuple[str, str, str], int] = {}
+        #: The ids of the registered limits of each table, and the tables without any that are not empty yet.
+        self._users: dict[tuple[str, str, str], set[int]] = {}
         self._unused: set[tuple[str, str, str]] = set()
 
     @property
@@ -94,7 +94,7 @@ class MemoryStore(CellStore):
                 table = Table(self.capacity, now_us, named.limit.logs)
                 self._tables[named.identity] = table
                 self.rotation.append(table)
-            self._users[named.identity] = self._users.get(named.identity, 0) + 1
+            self._users.setdefault(named.identity, set()).add(id(named))
             self._unused.discard(named.identity)
             self.capacity.widen(turnover_us(named.limit))
             return LimitHandle(self, named, table.unit_of(named.limit), table.birth_us, table, 0)
@@ -106,8 +106,8 @@ class MemoryStore(CellStore):
             if not isinstance(handle, LimitHandle) or handle.store is not self:
                 return
             limit.handle = None
-            self._users[limit.identity] -= 1
-            if self._users[limit.identity] == 0:
+            self._users[limit.identity].discard(id(limit))
+            if not self._users[limit.identity]:
                 self._unused.add(limit.identity)
             for identity in list(self._unused):
                 table: Table = self._tables[identity]
@@ -133,8 +133,7 @@ class MemoryStore(CellStore):
             self.revision += 1
             for one in self._tables.values():
                 table: Table = one
-                for entry in table.items():
-                    table.discard(entry[0])
+                table.clear()
 
     def pairs(self, handle: LimitHandle) -> list[tuple[str, UnitStates]]:
         with self._lock:
