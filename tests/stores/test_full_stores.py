@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import random
 from pathlib import Path
 
 import pytest
 
 import limitkeeper
-from limitkeeper import FixedWindow, Limiter, MemoryStore, SharedStore, SlidingWindowLog, TokenBucket
+from effort import scaled
+from limitkeeper import FixedWindow, LeakyBucketQueue, Limiter, MemoryStore, SharedStore, SlidingWindowLog, TokenBucket
 from limitkeeper.stores.contract import Store
 from limitkeeper.testing import ManualClock
+from limitkeeper.testing.admission_bounds import check_bound
 
 START = 1_700_000_000.0
 RULES = ["token bucket 5/min", "leaky bucket 5/min capacity 5", "fixed window 5/min", "sliding window log 5/min"]
@@ -225,6 +228,18 @@ def test_a_fixed_hash_seed_does_not_fix_the_cells(python):
     assert first.stdout != second.stdout
 
 
+@pytest.mark.parametrize(("first", "code"), [("\u0430", "utf-16-le"), ("\U0001f600", "utf-32-le")])
+def test_keys_of_the_same_bytes_share_no_cell(make, first, code):
+    """Characters are one, two or four bytes wide, so the same bytes are several keys: nobody can choose one that shares the cell
+    of a given one."""
+    limiter = Limiter(FixedWindow("1/d"), store=make(1))
+    limiter.hit("known")
+    wide = [first + chr(ord(first) + number) for number in range(100)]
+    for key in wide:
+        limiter.hit(key)
+    assert sum(bool(limiter.hit(key.encode(code).decode("latin-1"))) for key in wide) > 60
+
+
 def test_which_keys_share_a_cell_changes_once_per_longest_window(make, clock):
     """The same newcomers share in every hour of a day, and others on the next day: the longest window of the store is a day."""
     store = make(1)
@@ -250,6 +265,42 @@ def test_a_change_of_the_cells_grants_one_more_burst(make, clock):
         limiter.hit("known", cost=1)
         admitted += bool(limiter.hit("newcomer"))
     assert admitted <= 2 + 24 + 2  # burst, a day's refill, and one change
+
+
+@every_rule
+def test_newcomers_get_at_most_one_more_burst_for_each_change(make, clock, rule):
+    """Three keys call and reserve at random in a full store whose cells change each minute, which is five more a minute."""
+    for seed in range(scaled(20)):
+        rng, store = random.Random(seed), make(1)
+        limiter, filler = Limiter(rule, store=store, name=f"{seed}"), Limiter("sliding window log 1/min", store=store)
+        for _ in range(7):
+            filler.reserve("known")
+        reservations = {key: [] for key in "abc"}
+        for _ in range(200):
+            clock.advance(rng.choice((0, 0.001, 1, 2, 5)))
+            key, wait = rng.choice("abc"), rng.choice((0, 0, 30, 300))
+            reservations[key].append((limiter.reserve(key, cost := rng.randint(1, 3), max_wait=wait), cost))
+        assert (len(store), store.overflow > 0) == (1, True)
+        (limit,) = limiter.limits.values()
+        if "bucket" in rule:
+            limit = LeakyBucketQueue("10/min") if "queue" in rule else TokenBucket("10/min burst 5")
+        for some in reservations.values():
+            check_bound(limit, [(one.decision.start_us // limit.tick, cost) for one, cost in some if one], extra=5)
+
+
+@pytest.mark.parametrize("rule", RULES[:4])
+def test_keys_keep_their_cell_until_its_reserved_starts_have_begun(make, clock, rule):
+    """A newcomer that waits far ahead on its cell gets five a minute once, not once more on each cell that it has later."""
+    store = make(1)
+    limiter, filler = Limiter(rule, store=store), Limiter("sliding window log 1/min", store=store)
+    for _ in range(7):
+        filler.reserve("known")
+    starts = []
+    for _ in range(60):
+        while one := limiter.reserve("newcomer", max_wait=300):
+            starts.append(one.decision.start_us)
+        clock.advance(5)
+    assert 20 < sum(start <= clock.now_us() for start in starts) <= 35
 
 
 @every_rule

@@ -14,6 +14,7 @@ cdef class CellStore(CellRates):
     cdef long long now(self)
     cdef LimitHandle handle_of(self, NamedLimit named)
     cdef bint is_full(self, LimitHandle handle, str key, long long needed, long long now_us)
+    cdef int hold_mapping(self, LimitHandle handle, str key, long long start_us, long long now_us, bint full)
     cdef bint is_before_reset(self, long long seen)
     cdef int begin(self)
     cdef int end(self)

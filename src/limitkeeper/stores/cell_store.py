@@ -120,6 +120,12 @@ class CellStore(CellRates):
         raise NotImplementedError
 
     @cython.cfunc
+    def hold_mapping(self, handle: LimitHandle, key: str, start_us: I64, now_us: I64, full: cython.bint) -> cython.int:
+        """A key was charged ahead: if that was on an overflow cell, keys keep theirs until that start. On another one, such a key
+        would get the rate a second time."""
+        raise NotImplementedError
+
+    @cython.cfunc
     def begin(self) -> cython.int:
         """Locks out other writers until `end`. A signal handler that raises here leaves nothing locked."""
         try:
@@ -184,6 +190,8 @@ class CellStore(CellRates):
             seen = limit.rule(limit, state[0], state[1], state[2], now, now, 0, 0)
         elif start >= 0 and self.put(handle, key, answer[0], answer[1], answer[2], now_us, full):
             self.charge_others(handle, key, start * tick if start > now else now_us, cost, now_us, full)
+        if commit and start > now and cost > 0 and until == 0:
+            self.hold_mapping(handle, key, start * tick, now_us, full)
         decision.limit, decision.remaining = limit.capacity, seen[5]
         decision.reset_us = seen[6] * tick - now_us if seen[6] > now else 0
         decision.retry_us = decision.wait_us = 0
@@ -248,6 +256,8 @@ class CellStore(CellRates):
                     if self.put(handle, claim.key, claim.new_a, claim.new_b, claim.new_c, now_us, full):
                         claim.others = self.charge_others(handle, claim.key, start_us, claim.cost, now_us, full)
                     claim.undoable = True
+                    if start_us > now_us:
+                        self.hold_mapping(handle, claim.key, start_us, now_us, full)
         else:
             for i in range(n):
                 claim = claims[i]

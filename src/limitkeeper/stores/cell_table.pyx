@@ -176,7 +176,8 @@ cdef class Table:
 
     cdef Cell* overflow_cell(self, str key, long long now_us) noexcept:
         """The overflow cell of a key that is new to a full store, chosen by a hash with two secrets of its own and the era."""
-        cdef Py_ssize_t size = PyUnicode_GET_LENGTH(key) * PyUnicode_KIND(key)
+        cdef int kind = PyUnicode_KIND(key)
+        cdef Py_ssize_t size = PyUnicode_GET_LENGTH(key) * kind
         cdef unsigned long long chosen
         if self.overflow == NULL:
             if self.slots == 0:
@@ -184,7 +185,7 @@ cdef class Table:
             self.overflow = <Cell*> calloc(self.slots, sizeof(Cell))
             if self.overflow == NULL:
                 return NULL
-        chosen = hash_bytes(PyUnicode_DATA(key), size, self.secret, self.other, self.capacity.era_at(now_us))
+        chosen = hash_bytes(PyUnicode_DATA(key), size, kind, self.secret, self.other, self.capacity.era_at(now_us))
         return &self.overflow[chosen % <unsigned long long> self.slots]
 
     cdef inline bint is_shared(self, Cell* cell) noexcept nogil:

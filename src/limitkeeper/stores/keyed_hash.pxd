@@ -1,5 +1,6 @@
-# A hash of bytes under two secrets that all processes of a host agree on: without them, keys that share a chain or an overflow cell
-# can't be chosen. The plain build uses keyed BLAKE2b.
+# A hash of a string under two secrets that all processes of a host agree on: without them, keys that share a chain or an overflow
+# cell can't be chosen. The width of its characters counts, since the same bytes may be another string. The plain build uses keyed
+# BLAKE2b.
 cdef extern from *:
     """
     #include <stdint.h>
@@ -17,7 +18,7 @@ cdef extern from *:
     }
     #endif
     /* Eight bytes at a time, each folded into what came before by a full multiplication with a secret. */
-    static inline int64_t limitkeeper_hash(const void* data, size_t size, uint64_t secret, uint64_t other, uint64_t salt) {
+    static inline int64_t limitkeeper_hash(const void* data, size_t size, uint64_t width, uint64_t secret, uint64_t other, uint64_t salt) {
         const unsigned char* at = (const unsigned char*) data;
         uint64_t word, state = secret ^ (salt * 0xC2B2AE3D27D4EB4FULL);
         size_t left = size;
@@ -30,7 +31,7 @@ cdef extern from *:
         word = 0;
         memcpy(&word, at, left);
         state = limitkeeper_fold(state ^ word, other | 1);
-        return (int64_t) limitkeeper_fold(state ^ (uint64_t) size, secret | 1);
+        return (int64_t) limitkeeper_fold(state ^ (uint64_t) size ^ ((width - 1) << 40), secret | 1);
     }
     """
-    long long hash_bytes "limitkeeper_hash"(const void* data, size_t size, unsigned long long secret, unsigned long long other, unsigned long long salt) noexcept nogil
+    long long hash_bytes "limitkeeper_hash"(const void* data, size_t size, unsigned long long width, unsigned long long secret, unsigned long long other, unsigned long long salt) noexcept nogil

@@ -274,6 +274,12 @@ class MemoryStore(CellStore):
         return cell
 
     @cython.cfunc
+    def hold_mapping(self, handle: LimitHandle, key: str, start_us: I64, now_us: I64, full: cython.bint) -> cython.int:
+        if full and self.capacity.era_end_us < start_us:
+            self.capacity.era_end_us = start_us
+        return 0
+
+    @cython.cfunc
     def put(self, handle: LimitHandle, key: str, a: I64, b: I64, c: I64, now_us: I64, full: cython.bint) -> cython.int:
         table: Table = handle.cells
         cell = self.cell_to_write(handle, key, now_us, full, True)

@@ -53,7 +53,7 @@ cdef inline long long size_of(str key) noexcept:
     return PyUnicode_GET_LENGTH(key) * PyUnicode_KIND(key)
 
 cdef inline long long hashed(str key, long long secret, long long other, long long limit_id) noexcept:
-    return hash_bytes(PyUnicode_DATA(key), PyUnicode_GET_LENGTH(key) * PyUnicode_KIND(key), secret, other, limit_id)
+    return hash_bytes(PyUnicode_DATA(key), PyUnicode_GET_LENGTH(key) * PyUnicode_KIND(key), PyUnicode_KIND(key), secret, other, limit_id)
 
 cdef inline void copy_in(long long* words, long long at, str key, long long offset, long long size) noexcept:
     memcpy(words + at, <const char*> PyUnicode_DATA(key) + offset, size)

@@ -428,6 +428,14 @@ class SharedStore(CellStore):
         return cell or table.insert_overflow_cell(handle.limit_id, handle.unit, text, now_us)
 
     @cython.cfunc
+    def hold_mapping(self, handle: LimitHandle, key: str, start_us: I64, now_us: I64, full: cython.bint) -> cython.int:
+        words = self.table.words
+        cell: I64 = self.find(handle, stored_key(key), now_us, full)
+        if words[lay.ERA_END] < start_us and cell and self.table.is_overflow(cell):
+            words[lay.ERA_END] = start_us
+        return 0
+
+    @cython.cfunc
     def put(self, handle: LimitHandle, key: str, a: I64, b: I64, c: I64, now_us: I64, full: cython.bint) -> cython.int:
         table: SharedCellTable = self.table
         limit: Limit = handle.limit
