@@ -177,6 +177,20 @@ def test_a_server_full_of_other_clients_is_called_again_within_the_budget(small:
         other.close()
 
 
+def test_a_task_takes_the_place_of_an_idle_connection_of_threads(small: Valkey) -> None:
+    """Threads have all connections that the server accepts, and use none of them: a task of the same store is answered, and so
+    are the threads after it."""
+    with RedisStore(small.url, timeout="60s") as store, Loop() as loop:
+        limiter, tasks = Limiter(MANY, store=store), AsyncLimiter(MANY, store=store)
+        (endpoint,) = store.address.endpoints
+        server = store.pool.idle(endpoint, store.address.login)
+        while server.full_until_us == 0:  # the last one shares with the others
+            assert hit_in_threads(limiter, 10, 20) == []
+        store.timeout_us = 5_000_000
+        assert loop.call(tasks.hit("k"))
+        assert hit_in_threads(limiter, 10, 5) == []
+
+
 def test_a_budget_that_ends_before_the_next_attempt_is_sent_keeps_what_the_server_said() -> None:
     """The server was full, and the budget ends while the next connection is opened: the error is that the server was full."""
     endpoint = Endpoint("h")

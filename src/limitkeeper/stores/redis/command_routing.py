@@ -28,6 +28,7 @@ from .resp import (
     OutOfTime,
     Reply,
     ReplyError,
+    TooManyConnections,
     Unsent,
     decode_reply,
     error_kind,
@@ -104,6 +105,8 @@ class Route:
         self.confirm_at_us = sys.maxsize
         #: Called when a server has lost its data (it was restarted, flushed, or replaced by another).
         self.on_data_loss: Callable[[], None] = lambda: None
+        #: Called when a server accepts no more clients.
+        self.on_full: Callable[[Endpoint], None] = lambda endpoint: None
         self._loaded: dict[tuple[Endpoint | None, bytes], int] = {}  # (server, SHA) of the scripts sent as source -> load number
         self._loads = 0
 
@@ -288,6 +291,8 @@ class Route:
                 if not (unsent and isinstance(one.error, NotYet | StoreTimeout) and isinstance(error_of(outcome), StoreTimeout)):
                     one.error = error_of(outcome)
             if isinstance(group[0].error, NotYet):
+                if isinstance(group[0].error, TooManyConnections):
+                    self.on_full(endpoint)
                 return [LATER] * len(group)
             if isinstance(error_of(outcome), OutOfTime):
                 return [DONE] * len(group)

@@ -88,6 +88,7 @@ class ServerStore(PlannedStore):
     ) -> None:
         self.route, self.pool, self.timeout_us, self.address = route, pool, timeout_us, route.address
         self.batchers = BatchersByLoop(self, connect)
+        route.on_full = pool.close_idle
         self._now_us = budget_clock.now_us
         self._idle: tuple[object, ServerConnections | None] = (None, None)  # the direct server and its connections
         self._given_clock = clock

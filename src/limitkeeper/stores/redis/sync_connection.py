@@ -509,6 +509,15 @@ class SyncPool:
             server.put(connection)  # for the next caller: a command that has no time left would be charged without an answer
             raise out_of_time(endpoint)
 
+    def close_idle(self, endpoint: Endpoint) -> None:
+        """Closes an idle connection to a server that accepts no more: a caller that can't share it, an event loop, needs the
+        place."""
+        for (target, _), server in list(self._servers.items()):
+            if target == endpoint:
+                server.full_until_us = self._now_us() + FULL_US
+                with suppress(IndexError):
+                    server.pop().close()
+
     def close(self) -> None:
         for server in list(self._servers.values()):
             server.close()
