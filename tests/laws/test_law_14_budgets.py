@@ -42,12 +42,15 @@ CALLERS = 10
 LONGEST = 7 * BUDGET
 LIMITS = {"a": "1000/h", "b": "token bucket 1000/min burst 500"}
 KEYS = {"a": "key", "b": "key"}
+#: It can't reserve: callers wait in line in their process, and the first one asks.
+COUNTER = "sliding window counter 1000/h"
 Calls = dict[str, Callable[[Any], Any]]
 CALLS: Calls = {
     "hit": lambda limiter: limiter.hit(KEYS),
     "peek": lambda limiter: limiter.peek(KEYS),
     "hit_many": lambda limiter: limiter.hit_many([KEYS, KEYS]),
     "acquire": lambda limiter: limiter.acquire(KEYS, timeout=BUDGET),
+    "acquire in line": lambda limiter: type(limiter)(COUNTER, store=limiter.store).acquire("key", timeout=BUDGET),
     "reserve": lambda limiter: limiter.reserve(KEYS, max_wait=BUDGET),
     "refund": lambda limiter: limiter.refund(KEYS),
     "reset": lambda limiter: limiter.reset(KEYS),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from effort import effort, scaled
 from fault_lab.scheduling_delay import Watch
-from limitkeeper import AsyncLimiter, FixedWindow, Limiter, SlidingWindowLog, StoreError, StoreUnavailable, TokenBucket
+from limitkeeper import AsyncLimiter, Limiter, SlidingWindowLog, StoreError, StoreUnavailable, TokenBucket
 from limitkeeper.clock import SYSTEM
 from limitkeeper.stores.redis import RedisStore
 from limitkeeper.stores.redis.cluster import slot_of
@@ -32,6 +32,8 @@ _fresh = itertools.count()
 AMPLE = 60.0
 HUNDRED = TokenBucket("1/h", burst=100)
 BOTH = {"user": TokenBucket("1/s", burst=5), "tenant": TokenBucket("2/s", burst=8)}
+RULES = ("1/s burst 3", "leaky bucket 2/s capacity 4", "leaky bucket queue 1/s capacity 4", "fixed window 4/3s")
+RULES += ("sliding window log 5/4s", "sliding window counter 4/3s")
 BOTH_SLOW = {"user": TokenBucket("1/d", burst=5), "tenant": TokenBucket("2/d", burst=8)}
 
 
@@ -139,8 +141,9 @@ def test_a_decision_over_several_slots_is_all_or_nothing(cluster: Cluster, mode:
 @effort(25)
 @given(st.data())
 def test_spanning_decisions_are_those_of_memory(cluster: Cluster, data: st.DataObject) -> None:
-    """Hits, peeks, reservations and cancellations over different keys are answered as by MemoryStore."""
-    some = {"user": TokenBucket("1/s", burst=3), "tenant": FixedWindow("4/3s"), "all": SlidingWindowLog("5/4s")}
+    """Hits, peeks, reservations and cancellations under any rules over different keys are answered as by MemoryStore."""
+    names = ("user", "tenant", "all")
+    some = dict(zip(names, data.draw(st.lists(st.sampled_from(RULES), min_size=3, max_size=3), "rules"), strict=True))
     clock = ManualClock(1_700_000_000)
     keys = st.sampled_from(("a", "b", "c", None))
     with fresh(cluster, clock=clock) as store:
@@ -564,9 +567,10 @@ def test_one_new_user_does_not_fail_the_others_of_a_batch(halfway: Halfway) -> N
 @effort(25)
 @given(st.data())
 def test_decisions_in_a_moving_slot_are_those_of_memory(halfway: Halfway, data: st.DataObject) -> None:
-    """Hits, peeks, reservations and cancellations while keys move one by one are answered as by MemoryStore."""
+    """Hits, peeks, reservations and cancellations under any rules, while keys move one by one, are answered as by MemoryStore."""
     cluster, _, source, target = halfway
-    some = {"user": TokenBucket("1/s", burst=3), "tenant": FixedWindow("4/3s"), "all": SlidingWindowLog("5/4s")}
+    names = ("user", "tenant", "all")
+    some = dict(zip(names, data.draw(st.lists(st.sampled_from(RULES), min_size=3, max_size=3), "rules"), strict=True))
     clock = ManualClock(1_700_000_000)
     keys = st.sampled_from(("a", "b", None))
     with fresh_moving(cluster, clock=clock) as store:

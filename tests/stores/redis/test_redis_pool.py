@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from limitkeeper.stores.redis.sync_connection import ServerConnections, SyncConn
 from limitkeeper.stores.sans_io import Pause
 from limitkeeper.testing import ManualClock
 from servers.cluster import Cluster
+from servers.proxy import Proxy
 from servers.valkey import Valkey
 from stand_ins import Loop
 
@@ -61,6 +62,23 @@ def test_more_threads_than_the_server_has_room_for(small: Valkey) -> None:
     """Thirty threads against `maxclients 5`: those without a connection wait for one, and all are answered."""
     with RedisStore(small.url, timeout="60s") as store:
         assert hit_in_threads(Limiter(MANY, store=store), 30, 20) == []
+
+
+def test_calls_of_threads_are_on_the_network_at_the_same_time(
+    valkey: Valkey, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    """Eight threads and a network that holds everything back: each has a connection of its own, and none waits for another."""
+    with Proxy(valkey.port) as network, RedisStore(network.url, timeout="60s") as store:
+        limiter = Limiter(MANY, store=store, name="together")
+        assert limiter.hit("k")
+        network.silent = True
+        raised: list[Exception] = []
+        calling = threading.Thread(target=lambda: raised.extend(hit_in_threads(limiter, 8, 1)))
+        calling.start()
+        eventually(lambda: network.open == 8)
+        network.silent = False
+        calling.join()
+        assert raised == []
 
 
 @pytest.mark.parametrize("most", [1, 3])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 import threading
 
 import pytest
 from shards import FarShard, key_on
 
+from effort import scaled
 from limitkeeper import (
     AsyncLimiter,
     ConfigurationError,
@@ -24,6 +26,7 @@ from limitkeeper import (
 )
 from limitkeeper.stores.sharded import ShardedStore
 from limitkeeper.testing import ManualClock
+from limitkeeper.testing.admission_bounds import check_bound
 from stand_ins import NOON
 
 KEYS = [f"user:{i}" for i in range(600)]
@@ -160,6 +163,42 @@ def test_lists_that_differ_admit_one_more_rate_each(clock):
     admitted = dict.fromkeys(keys, 0)
     overload(10)  # the lists agree again: one rate, and no burst, since all was used
     assert all(admitted[key] <= 105 for key in keys)
+
+
+ANY_RULE = ["token bucket {}/min", "leaky bucket {0}/min capacity {0}", "leaky bucket queue {}/min", "fixed window {}/min"]
+ANY_RULE += ["sliding window log {}/min", "sliding window counter {}/min"]
+
+
+@pytest.mark.parametrize("rule", ANY_RULE)
+def test_any_lists_admit_the_bound_once_for_each_home(rule, clock):
+    """Two to four processes with lists of any shards: a key gets in any interval the bound of the rule times its homes."""
+    for seed in range(scaled(20)):
+        rng, shards = random.Random(seed), {name: MemoryStore(clock=clock) for name in "abcdef"}
+        lists = [rng.sample("abcdef", rng.randint(1, 5)) for _ in range(rng.randint(2, 4))]
+        stores = [ShardedStore({name: shards[name] for name in some}, hot=False) for some in lists]
+        limiters = [Limiter(rule.format(5), store=store, name="n") for store in stores]
+        starts = []
+        for _ in range(200):
+            clock.advance(rng.choice((0, 0, 0.1, 1, 20)))
+            if one := rng.choice(limiters).reserve("user", max_wait=rng.choice((0, 0, 30))):
+                starts.append(one.decision.start_us)
+        homes = len({store.home_of("user") for store in stores})
+        (limit,) = Limiter(rule.format(5 * homes)).limits.values()
+        check_bound(limit, [(start // limit.tick, 1) for start in starts], extra=homes if "queue" in rule else 0)
+
+
+def test_each_further_process_that_hands_over_adds_one_more_burst(clock):
+    """Six processes hand one change over, one after the other: what the new home holds is replaced five times."""
+    shards = {name: MemoryStore(clock=clock) for name in "abcd"}
+    key = key_on(ShardedStore(shards, hot=False), "d")
+    stores = [ShardedStore({name: shards[name] for name in "abc"}, hot=False) for _ in range(6)]
+    limiters = [Limiter("fixed window 10/400d", store=store, name="n") for store in stores]
+    admitted = sum(bool(limiters[0].hit(key)) for _ in range(20))
+    for limiter, store in zip(limiters, stores, strict=True):
+        admitted += sum(bool(limiter.hit(key)) for _ in range(5))
+        store.add("d", shards["d"])
+        admitted += sum(bool(limiter.hit(key)) for _ in range(20))
+    assert 20 < admitted <= 10 * (1 + len(stores))
 
 
 def test_progress_is_reported(sharded, new):
