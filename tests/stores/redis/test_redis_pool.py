@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +18,10 @@ from fault_lab.scheduling_delay import Watch
 from limitkeeper import AsyncLimiter, ConfigurationError, Limiter, StoreError, StoreTimeout, StoreUnavailable, TokenBucket
 from limitkeeper.stores.redis import RedisStore
 from limitkeeper.stores.redis.address import Address, Endpoint
+from limitkeeper.stores.redis.cluster import Cluster as Nodes
 from limitkeeper.stores.redis.command_routing import Route, RoutedCommand
-from limitkeeper.stores.redis.resp import TooManyConnections, Unsent, timed_out
+from limitkeeper.stores.redis.resp import ReplyError, TooManyConnections, Unsent, timed_out
+from limitkeeper.stores.redis.sentinel import Sentinels
 from limitkeeper.stores.redis.sync_connection import ServerConnections, SyncConnection
 from limitkeeper.stores.sans_io import Pause
 from limitkeeper.testing import ManualClock
@@ -193,6 +197,30 @@ def test_a_server_full_of_other_clients_is_called_again_within_the_budget(small:
         leaving.join()
     for other in others:
         other.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_node_full_of_other_clients_is_asked_for_the_slots_within_the_budget(mode: str) -> None:
+    """The only node of a cluster has no room for the connection that reads the map, until one of the others leaves."""
+    with Cluster(1) as cluster, RedisStore(cluster.url, timeout="60s") as store, Loop() as loop, ExitStack() as others:
+        with cluster.nodes[0].client() as client:
+            client.config_set("maxclients", client.info("clients")["connected_clients"] + 5)
+        with suppress(redis.RedisError):
+            while True:
+                first = others.enter_context(cluster.nodes[0].client())
+                first.ping()
+        threading.Timer(0.2, others.close).start()
+        limiter, tasks = Limiter(MANY, store=store), AsyncLimiter(MANY, store=store)
+        assert limiter.hit("k") if mode == "sync" else loop.call(tasks.hit("k"))
+
+
+@pytest.mark.parametrize("answer", [[ReplyError("LOADING it")], Unsent(TooManyConnections("full"))], ids=["loading", "full"])
+@pytest.mark.parametrize("route", [Nodes, Sentinels])
+def test_servers_that_take_a_moment_are_asked_again_where_commands_go(route: type[Route], answer: Any) -> None:
+    """A map of slots, or a primary, that is not known yet is asked for again after a pause."""
+    plan = route(Address("one", (Endpoint("h"),), service="s")).send([RoutedCommand(["GET", "k"], b"k")])
+    next(plan)
+    assert isinstance(plan.send([answer]), Pause)
 
 
 def test_a_task_takes_the_place_of_an_idle_connection_of_threads(small: Valkey) -> None:

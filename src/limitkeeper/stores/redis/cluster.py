@@ -109,7 +109,10 @@ class Cluster(Route):
                 raise NotYet(f"{self.address}: no node serves slot {slot}")
 
     def by_server(self, requests: Sequence[AnyRequest]) -> Plan[list[list[AnyRequest]]]:
-        slots = self._slots or (yield from self._read_map())
+        try:
+            slots = self._slots or (yield from self._read_map())
+        except NotYet:  # `execute` tries again
+            return [list(requests)]
         found: dict[Endpoint | None, list[AnyRequest]] = {}
         for request in requests:
             found.setdefault(slots[slot_of(request.keys[0])], []).append(request)
@@ -120,7 +123,7 @@ class Cluster(Route):
         return list({endpoint: None for endpoint in slots if endpoint is not None})
 
     def _read_map(self) -> Plan[list[Endpoint | None]]:
-        failures = []
+        failures, later = [], False
         nodes = list(dict.fromkeys([*self._nodes, *self.address.endpoints]))
         for at, node in enumerate(nodes):
             reply = yield from ask(node, self.login, ["CLUSTER", "SLOTS"], share=min(4, len(nodes) - at))
@@ -132,8 +135,10 @@ class Cluster(Route):
             except StoreUnavailable as error:
                 reply = error
             failures.append(f"{node}: {reply}")
+            later = self.takes_a_moment(node, reply) or later
             self._ask_last(node)
-        raise StoreUnavailable(f"{self.address}: no node returned the map of slots ({'; '.join(failures)})")
+        error = NotYet if later else StoreUnavailable
+        raise error(f"{self.address}: no node returned the map of slots ({'; '.join(failures)})")
 
     def on_error(self, command: RoutedCommand, error: Exception) -> str:
         kind = error_kind(error)

@@ -139,6 +139,12 @@ class Route:
     def on_unreachable(self, endpoint: Endpoint | None) -> None:
         """A server could not be reached."""
 
+    def takes_a_moment(self, endpoint: Endpoint, error: object) -> bool:
+        """Whether an error says that nothing was done because of something that takes a moment."""
+        if isinstance(error, TooManyConnections):
+            self.on_full(endpoint)
+        return isinstance(error, NotYet) or (isinstance(error, ReplyError) and error_kind(error) in TEMPORARY)
+
     def is_due(self) -> bool:
         """Whether `direct` is to be confirmed now."""
         return self._now_us() >= self.confirm_at_us
@@ -290,9 +296,7 @@ class Route:
                 # A budget that ended before the next attempt was sent says less than what became of the last.
                 if not (unsent and isinstance(one.error, NotYet | StoreTimeout) and isinstance(error_of(outcome), StoreTimeout)):
                     one.error = error_of(outcome)
-            if isinstance(group[0].error, NotYet):
-                if isinstance(group[0].error, TooManyConnections):
-                    self.on_full(endpoint)
+            if self.takes_a_moment(endpoint, group[0].error):
                 return [LATER] * len(group)
             if isinstance(error_of(outcome), OutOfTime):
                 return [DONE] * len(group)

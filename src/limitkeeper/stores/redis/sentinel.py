@@ -19,7 +19,7 @@ from ...errors import StoreUnavailable
 from ..sans_io import Plan
 from .address import Address, Endpoint
 from .command_routing import LATER, Route, RoutedCommand
-from .resp import ask, decode_endpoint, decode_reply, error_kind
+from .resp import NotYet, ask, decode_endpoint, decode_reply, error_kind
 
 #: A Sentinel confirms the primary every so many microseconds.
 CONFIRM_US = 250_000
@@ -56,7 +56,7 @@ class Sentinels(Route):
         return known
 
     def _find_primary(self) -> Plan[Endpoint]:
-        failures = []
+        failures, later = [], False
         sentinels = list(self._sentinels)
         for at, sentinel in enumerate(sentinels):
             failure = named = yield from self._ask_sentinel(sentinel, share=len(sentinels) - at)
@@ -65,16 +65,19 @@ class Sentinels(Route):
                 if role is True:
                     return named
                 failure = f"{named}, which is no primary: {role!r}"
+                later = self.takes_a_moment(named, role) or later
+            later = self.takes_a_moment(sentinel, failure) or later
             failures.append(f"{sentinel} says {failure}")
             self._ask_last(sentinel)
-        raise StoreUnavailable(f"no primary of {self.address.service!r} is known: {'; '.join(failures)}")
+        error = NotYet if later else StoreUnavailable
+        raise error(f"no primary of {self.address.service!r} is known: {'; '.join(failures)}")
 
-    def _ask_sentinel(self, sentinel: Endpoint, share: int) -> Plan[Endpoint | str]:
+    def _ask_sentinel(self, sentinel: Endpoint, share: int) -> Plan[Endpoint | Exception | str]:
         """The primary that a Sentinel names, or why it names none."""
         service = self.address.service
         reply = yield from ask(sentinel, self.address.sentinels, ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service], share)
         if isinstance(reply, Exception):
-            return str(reply)
+            return reply
         if reply is None:
             return f"it knows no service {service!r}"
         try:
