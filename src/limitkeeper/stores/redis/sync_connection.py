@@ -514,9 +514,9 @@ class SyncPool:
         place."""
         for (target, _), server in list(self._servers.items()):
             if target == endpoint:
-                server.full_until_us = self._now_us() + FULL_US
                 with suppress(IndexError):
                     server.pop().close()
+                    server.full_until_us = self._now_us() + FULL_US
 
     def close(self) -> None:
         for server in list(self._servers.values()):
