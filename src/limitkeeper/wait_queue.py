@@ -59,8 +59,8 @@ class Waiter:
     and a function that wakes the caller, who sleeps until `alarm_us`, when the start has moved up."""
 
     # fmt: off
-    __slots__ = ("alarm_us", "arrival", "asleep", "claims", "deadline_us", "decision", "interrupted", "is_last", "kind", "loop",
-                 "own_claims", "pairs", "until_us", "wake")
+    __slots__ = ("alarm_us", "arrival", "asleep", "claims", "deadline_us", "decision", "interrupted", "is_gone", "is_last",
+                 "kind", "loop", "own_claims", "pairs", "until_us", "wake")
     # fmt: on
 
     def __init__(
@@ -81,6 +81,7 @@ class Waiter:
         self.asleep = False
         self.interrupted = False  # its wait ends with CancelledError
         self.is_last = False  # it leaves, and all that wait behind it have moved up
+        self.is_gone = False  # it has left during a call that moves it, which gives it back then
         self.wake: Callable[[], None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # in which it sleeps; None: in a thread
         self.kind = kind_of(claims, decision)
@@ -88,6 +89,10 @@ class Waiter:
     def is_past(self, now_us: int) -> bool:
         """Whether it is a reservation whose start has passed."""
         return not self.asleep and not self.is_last and self.decision.start_us <= now_us
+
+    def is_moving(self) -> bool:
+        """Whether a call decides its start again. It is of a kind of its own meanwhile: it exchanges its start with no other."""
+        return self.kind == id(self)
 
     def left_us(self, now_us: int) -> int:
         """The rest of the wait at this time of the caller's clock, no more than the whole wait if that clock went back. (The
@@ -375,20 +380,33 @@ class WaitQueue:
 
     def _leave(self, store: Store, waiters: Sequence[Waiter]) -> Plan[None]:
         with self.lock:
+            self._remove(waiters)
+            for waiter in waiters:
+                waiter.is_gone = waiter.is_moving()
+            waiters = [waiter for waiter in waiters if not waiter.is_gone]
             last = [waiter for waiter in waiters if waiter.is_last]
             apart = [waiter for waiter in waiters if not waiter.is_last]
             behind = self._behind([waiter for waiter in apart if max((claim.cost for claim in waiter.claims), default=0) > 0])
-            behind = [waiter for waiter in behind if len(waiter.charges()) == 1]  # several batches can't move up together
-            self._remove(waiters)
+            # Several batches can't move up together, nor can those that another call moves at this time.
+            behind = [waiter for waiter in behind if len(waiter.charges()) == 1 and not waiter.is_moving()]
             if self._later:  # a store that has made a decision knows the time without a call
                 self._mark_begun(waiters, behind, store.now_us())
             if behind:
                 last, apart = [*waiters, *behind], []
             bookings = self._bookings(last, {id(waiter) for waiter in behind})
+            for waiter in behind:
+                waiter.kind = id(waiter)
         if len(bookings) > 1:
-            decisions = yield Call(store, "rebook", ([booking for _, booking in bookings],))
-            with self.lock:
-                self._move_up([waiter for waiter, _ in bookings], decisions, store)
+            decisions: Sequence[Decision | None] = ()
+            try:
+                decisions = yield Call(store, "rebook", ([booking for _, booking in bookings],))
+            finally:
+                with self.lock:
+                    self._move_up([waiter for waiter, _ in bookings], decisions, store)
+                    for waiter in behind:
+                        waiter.kind = kind_of(waiter.claims, waiter.decision)
+            if gone := [waiter for waiter in behind if waiter.is_gone]:
+                yield from self._leave(store, gone)
         else:
             apart += last
         for waiter in sorted(apart, key=by_charge, reverse=True):
@@ -416,10 +434,10 @@ class WaitQueue:
         ]
 
     def _move_up(self, order: Sequence[Waiter], decisions: Sequence[Decision | None], store: Store) -> None:
-        again = [(waiter, decision) for waiter, decision in zip(order, decisions, strict=True) if decision is not None]
+        again = [(waiter, decision) for waiter, decision in zip(order, decisions, strict=False) if decision is not None]
         arrivals = sorted(waiter.arrival for waiter, _ in again)  # they were charged again in this order
         for (waiter, decision), arrival in zip(again, arrivals, strict=True):
-            waiter.arrival, waiter.decision, waiter.kind = arrival, decision, kind_of(waiter.claims, decision)
+            waiter.arrival, waiter.decision = arrival, decision
             waiter.until_us = sleeper_us(store, decision) + decision.wait_us
             self._later.add(waiter.claims, decision)
         for pair in set[Pair]().union(*(waiter.pairs for waiter in order)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from fractions import Fraction
 from itertools import count, product
@@ -31,7 +32,7 @@ from limitkeeper.stores import Store
 from limitkeeper.stores.redis import RedisStore
 from limitkeeper.testing import ManualClock
 from servers.valkey import Valkey
-from stand_ins import NOON
+from stand_ins import NOON, WrappedStore
 from virtual_time import VirtualClock
 
 SECOND = 1_000_000
@@ -66,6 +67,11 @@ def settled(limiter: AsyncLimiter) -> Callable[[], Awaitable[None]]:
             quiet = 0 if departures.deciding or departures.call is not None else quiet + 1
 
     return settle
+
+
+def at_once(limit: Any) -> int:
+    """The largest hit that a new key admits."""
+    return 1 if limit.kind == "leaky bucket queue" else limit.capacity
 
 
 RULES = [TokenBucket("200/s burst 1"), LeakyBucketQueue("200/s"), SlidingWindowLog("20/100ms"), FixedWindow("20/100ms")]
@@ -126,7 +132,7 @@ def test_tasks_cancelled_at_any_moment_leave_nothing_behind(limit: Any, make_sto
     async def main() -> None:
         clock, rng = VirtualClock(), random.Random(9)
         limiter = AsyncLimiter(limit, store=make_store(clock))
-        full = 1 if limit.kind == "leaky bucket queue" else limit.capacity
+        full = at_once(limit)
         await limiter.hit("k", full)
         settle = settled(limiter)
         for _ in range(6):
@@ -413,6 +419,92 @@ def test_estimates_that_are_settled_below_cost_no_throughput(
         await limiter.store.aclose()
 
     asyncio.run(main())
+
+
+class SlowRebooking(WrappedStore):
+    """A remote store whose answer to the first `rebook` (of tasks: to all) takes long; it decides at once, or late."""
+
+    can_rebook, first = True, True
+
+    def __init__(self, inner: MemoryStore, late: bool) -> None:
+        super().__init__(inner)
+        self.late, self.asked, self.answer, self.answered = late, threading.Event(), threading.Event(), asyncio.Event()
+
+    def rebook(self, bookings: Any) -> list[Any]:
+        first, self.first = self.first, False
+        decisions = None if first and self.late else self.inner.rebook(bookings)
+        if first:
+            self.asked.set()
+            self.answer.wait(60)
+        return self.inner.rebook(bookings) if decisions is None else decisions
+
+    async def arebook(self, bookings: Any) -> list[Any]:
+        decisions = None if self.late else self.inner.rebook(bookings)
+        await self.answered.wait()
+        return self.inner.rebook(bookings) if decisions is None else decisions
+
+
+COSTS = st.lists(st.sampled_from((1, 1, 1, 2)), min_size=4, max_size=9)
+LEAVING = st.lists(st.integers(0, 8), min_size=1, max_size=4)
+BEHIND = (TokenBucket("10/s burst 2"), LeakyBucketQueue("10/s"), SlidingWindowLog("2/200ms"))
+
+
+@effort(100, least=20)
+@given(st.sampled_from(BEHIND), COSTS, LEAVING, st.booleans())
+def test_tasks_that_leave_during_a_call_that_moves_others_up_share_no_start(
+    limit: Any, costs: list[int], leaving: list[int], late: bool
+) -> None:
+    """While a call moves waiters up, some of them leave: those that stay have the first starts, and a newcomer the next one."""
+
+    async def main() -> None:
+        clock = ManualClock(NOON)
+        store = SlowRebooking(MemoryStore(clock=clock), late)
+        limiter, model = AsyncLimiter(limit, store=store), Limiter(limit, store=MemoryStore(clock=clock))
+        await limiter.hit("k", at_once(limit))
+        model.hit("k", at_once(limit))
+        reserved = [(await limiter.reserve("k", cost), cost) for cost in (2, *costs, 1)]
+        tasks = [asyncio.create_task(reserved.pop(0)[0].cancel())]
+        for number in leaving:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            if reserved:
+                tasks.append(asyncio.create_task(reserved.pop(number % len(reserved))[0].cancel()))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        store.answered.set()
+        assert all(await asyncio.gather(*tasks))
+        expected = [model.reserve("k", cost).decision.start_us for _, cost in reserved]
+        assert [one.decision.start_us for one, _ in reserved] == expected
+        assert (await limiter.reserve("k")).decision.start_us == model.reserve("k").decision.start_us
+
+    asyncio.run(main())
+
+
+@effort(100, least=20)
+@given(st.sampled_from(BEHIND), COSTS, LEAVING, st.booleans())
+def test_threads_that_leave_during_a_call_that_moves_others_up_share_no_start(
+    limit: Any, costs: list[int], leaving: list[int], late: bool
+) -> None:
+    """While the call of one thread moves waiters up, another thread cancels some of them: all starts together are admitted."""
+    store = SlowRebooking(MemoryStore(clock=ManualClock(NOON)), late)
+    limiter = Limiter(limit, store=store)
+    limiter.hit("k", at_once(limit))
+    reserved = [(limiter.reserve("k", cost), cost) for cost in (2, *costs, 1)]
+    other = threading.Thread(target=reserved.pop(0)[0].cancel)
+    other.start()
+    store.asked.wait(60)
+    for number in leaving:
+        if reserved:
+            reserved.pop(number % len(reserved))[0].cancel()
+    store.answer.set()
+    other.join()
+    reserved += [(limiter.reserve("k"), 1) for _ in range(5)]
+    clock = ManualClock(NOON)
+    model = Limiter(limit, store=MemoryStore(clock=clock))
+    model.hit("k", at_once(limit))
+    for start_us, cost in sorted((one.decision.start_us, cost) for one, cost in reserved):
+        clock._now_us = max(clock._now_us, start_us)
+        assert model.hit("k", cost)
 
 
 CHARGES = st.one_of(
