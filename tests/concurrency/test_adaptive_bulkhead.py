@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limitkeeper import BulkheadFull, ConfigurationError, InvalidLimit
-from limitkeeper.concurrency import AIMD, AdaptiveBulkhead, Gradient2
+from limitkeeper.concurrency import AIMD, AdaptiveBulkhead, Bulkhead, Gradient2
 from limitkeeper.testing import ManualClock
 
 
@@ -261,6 +261,32 @@ def test_a_share_is_counted_when_it_is_taken():
         adaptive.call().__enter__()
     assert [adaptive._take("live") for _ in range(3)] == [True, True, False]
     assert adaptive.bulkhead.in_use == 12
+
+
+def test_a_place_that_was_free_a_moment_ago_costs_no_guaranteed_one():
+    """Another caller takes the last place while a call of a partition enters: the partition has its share all the same."""
+
+    class Contested(Bulkhead):
+        def acquire(self):
+            self.try_acquire()  # of the other caller
+            super().acquire()
+
+    adaptive = AdaptiveBulkhead(Fixed(2), partitions={"live": 0.5})
+    adaptive.bulkhead = Contested(2, 0)
+    adaptive.bulkhead.try_acquire()
+    with adaptive.call("live"):
+        assert adaptive.busy["live"] == 1
+
+
+def test_every_admitted_call_is_an_event():
+    """Calls of a partition's share too: as many are allowed as have finished."""
+    adaptive = AdaptiveBulkhead(Fixed(1), partitions={"live": 0.5})
+    heard = []
+    for kind in ("allowed", "finished"):
+        adaptive.bulkhead.events.on(kind, lambda event: heard.append(event.kind))
+    with adaptive.call("batch"), adaptive.call("live"):
+        pass
+    assert sorted(heard) == ["allowed"] * 2 + ["finished"] * 2
 
 
 def test_partitions():

@@ -29,6 +29,7 @@ from ..clock import SYSTEM, Clock
 from ..decorators import decorated
 from ..errors import ConfigurationError, InvalidLimit
 from ..fork import reset_after_fork
+from ..observe.events import ALLOWED
 from ..rate import Duration, duration_us
 from .bulkhead import Bulkhead, checked_size
 
@@ -239,16 +240,19 @@ class AdaptiveBulkhead:
         return decorated(function, lambda args, kwargs: self.call())  # type: ignore[no-any-return]
 
     def _take(self, partition: str | None) -> bool:
-        """Takes a place of the partition's share, where the limit is used up, and counts it in the same step."""
+        """Takes a free place, or one of the partition's share where the limit is used up, and counts it in the same step: a
+        place that is free now may be taken before the next one."""
         bulkhead = self.bulkhead
         with bulkhead._lock:
-            if partition is None or partition not in self.busy or bulkhead.in_use < bulkhead.max_concurrent:
+            if partition is None or partition not in self.busy:
                 return False
-            if taken := self.busy[partition] < self.guaranteed(partition):
+            if taken := bulkhead.in_use < bulkhead.max_concurrent or self.busy[partition] < self.guaranteed(partition):
                 self.busy[partition] += 1
                 bulkhead.in_use += 1
                 bulkhead._permitted += 1
-            return taken
+        if taken:
+            bulkhead.events.publish(ALLOWED, bulkhead.name)
+        return taken
 
     def _begin(self, partition: str | None, counted: bool = False) -> tuple[int, int]:
         with self.bulkhead._lock:
