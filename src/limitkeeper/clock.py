@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 try:
     import cython
@@ -76,6 +77,15 @@ class SystemClock:
             if left_us <= 0 or (wake is not None and wake.is_set()):
                 return
             seconds = max(0.001, left_us / 1e6)  # uvloop's timers are in whole milliseconds, and up to one early
+
+
+class ServerClock(NamedTuple):
+    """The clock of a store whose state is on a server, for timeouts and sleeps: this machine's, because the server's may differ
+    and be set (`now_us` of the store estimates it)."""
+
+    now_us: Callable[[], int]
+    sleep: Callable[..., None]
+    asleep: Callable[..., Coroutine[None, None, None]]
 
 
 #: One offset to UTC for the whole process.

@@ -12,7 +12,7 @@ import logging
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import CancelledError
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple, Never, TypeVar
 
@@ -170,7 +170,10 @@ class WaitingLimiter(LimiterBase):
             start_us = max((claim.charged_at() for claim in claims), default=-1)
             if start_us < 0:
                 return
-            decision = Decision(True, start_us=start_us, wait_us=max(0, start_us - self.store.now_us()))
+            wait_us = 0
+            with suppress(StoreError):  # which knows no time: given back as a charge that has begun
+                wait_us = max(0, start_us - self.store.now_us())
+            decision = Decision(True, start_us=start_us, wait_us=wait_us)
             waiter = self._enqueue(claims, MAX_WAIT, decision) or Waiter(claims, decision, None, BEGUN)
         yield from self._give_up(waiter, key, cost, waiter.decision)
 

@@ -27,7 +27,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 
 from .algorithms.claim import Claim, charge_numbers
 from .algorithms.constants import WAS_RESET
-from .clock import SystemClock
+from .clock import ServerClock, SystemClock
 from .decision import Decision
 from .errors import StoreError
 from .fork import call_after_fork, reset_after_fork
@@ -87,8 +87,8 @@ class Waiter:
         self.kind = kind_of(claims, decision)
 
     def is_past(self, now_us: int) -> bool:
-        """Whether it is a reservation whose start has passed."""
-        return not self.asleep and not self.is_last and self.decision.start_us <= now_us
+        """Whether it is a reservation whose start has passed at this time of the caller's clock."""
+        return not self.asleep and not self.is_last and self.until_us <= now_us
 
     def is_moving(self) -> bool:
         """Whether a call decides its start again. It is of a kind of its own meanwhile: it exchanges its start with no other."""
@@ -141,7 +141,7 @@ def sleeper_us(store: Store, decision: Decision | None = None) -> int:
     """The time on the clock on which callers sleep: now, when a decision has just been made. A server's clock, or a shard's, may
     differ from this machine's, which is read. A given clock is the store's, and is read once for each decision."""
     clock = store.clock
-    if isinstance(clock, SystemClock):
+    if isinstance(clock, SystemClock | ServerClock):
         return clock.now_us()
     return store.now_us() if decision is None else decision.start_us - decision.wait_us
 
@@ -230,6 +230,7 @@ class WaitQueue:
         self.lock = threading.RLock()
         self._waiters: OrderedDict[Pair, list[Waiter]] = OrderedDict()
         self._later = FutureCharges()
+        self._ahead_us: int | None = None  # of the last decision with a later start: its store's clock less that of the callers
         self._leaving: list[tuple[Waiter, Callable[[StoreError], None]]] = []
         self._leaving_in: asyncio.AbstractEventLoop | None = None  # where `_leave_all` is scheduled
         self._departures: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Departures] = weakref.WeakKeyDictionary()
@@ -241,13 +242,15 @@ class WaitQueue:
     def join(self, waiter: Waiter) -> None:
         """Adds a waiter in order of starts; removes reservations at the front whose start has passed. Two other keys are checked
         too, in rotation: reservations for a key that is never waited for again would stay for ever."""
-        now_us = waiter.decision.start_us - waiter.decision.wait_us
+        wait_us = waiter.decision.wait_us
         with self.lock:
+            self._ahead_us = waiter.decision.start_us - waiter.until_us
             self._later.add(waiter.claims, waiter.decision)
             vacant: list[Waiter] = []
+            begun_us = waiter.until_us - wait_us
             checked = {*waiter.pairs, *itertools.islice(self._waiters, 2)}
             queues = [self._waiters.get(pair, ()) for pair in checked]
-            past = [other for queue in queues for other in itertools.takewhile(lambda other: other.is_past(now_us), queue)]
+            past = [other for queue in queues for other in itertools.takewhile(lambda other: other.is_past(begun_us), queue)]
             if past:
                 self._remove(past)  # from the queues of all their keys
             for pair in checked:
@@ -264,7 +267,7 @@ class WaitQueue:
                     vacant += [other for other in queue[:at] if other.is_last]
                 queue.insert(at, waiter)
             if vacant and all(other.kind == waiter.kind for other in vacant):
-                self._close_gaps(waiter, now_us)
+                self._close_gaps(waiter, waiter.decision.start_us - wait_us)
             else:
                 for other in vacant:
                     other.is_last = False
@@ -353,17 +356,22 @@ class WaitQueue:
         with self.lock:
             pairs = {pair for one in waiters for pair in one.pairs}
             waiting = {pair: {id(one) for one in self._waiters.get(pair, ())} for pair in pairs}
-            now_us = store.now_us() if any(waiting.values()) else 0  # a store that has made a decision knows it without a call
             for waiter in waiters:
                 waiter.asleep, waiter.wake = False, None
                 joined = all(id(waiter) in waiting[pair] for pair in waiter.pairs)  # an interrupted call may be in some only
-                if joined and not waiter.is_last and waiter.decision.start_us > now_us:
+                if joined and not waiter.is_last and waiter.decision.start_us > self._now_us(store, waiter):
                     by_kind.setdefault(waiter.kind, []).append(waiter)
             for kind, some in by_kind.items():
                 if all(other.kind == kind for other in self._behind(some)):
                     for waiter in some:
                         waiter.is_last = True
-                    self._close_gaps(some[0], now_us)
+                    self._close_gaps(some[0], self._now_us(store, some[0]))
+
+    def _now_us(self, store: Store, waiter: Waiter) -> int:
+        """The time on the clock of a waiter's start, by its decision, or by the last one with a later start: asking a store could
+        mean a call, and each shard has a clock of its own."""
+        ahead_us = waiter.decision.start_us - waiter.until_us if waiter.until_us else self._ahead_us
+        return store.now_us() if store.local or ahead_us is None else sleeper_us(store) + ahead_us
 
     def _close_gaps(self, one: Waiter, now_us: int) -> None:
         """Gives the first starts of one kind to the waiters that stay, in order, and the last to those that leave."""
@@ -389,8 +397,8 @@ class WaitQueue:
             behind = self._behind([waiter for waiter in apart if max((claim.cost for claim in waiter.claims), default=0) > 0])
             # Several batches can't move up together, nor can those that another call moves at this time.
             behind = [waiter for waiter in behind if len(waiter.charges()) == 1 and not waiter.is_moving()]
-            if self._later:  # a store that has made a decision knows the time without a call
-                self._mark_begun(waiters, behind, store.now_us())
+            if self._later:
+                self._mark_begun(waiters, behind, store)
             if behind:
                 last, apart = [*waiters, *behind], []
             bookings = self._bookings(last, {id(waiter) for waiter in behind})
@@ -415,12 +423,12 @@ class WaitQueue:
                     for claim in claims:
                         claim.reset_id = WAS_RESET
 
-    def _mark_begun(self, leaving: Sequence[Waiter], behind: Sequence[Waiter], now_us: int) -> None:
+    def _mark_begun(self, leaving: Sequence[Waiter], behind: Sequence[Waiter], store: Store) -> None:
         """Has the claims that are given back say where no other charge is to come."""
         for waiter in (*leaving, *behind):
-            waiter.claims = self._later.mark(waiter.claims, now_us, waiter.decision.start_us)
+            waiter.claims = self._later.mark(waiter.claims, self._now_us(store, waiter), waiter.decision.start_us)
         for waiter in leaving:
-            if not behind or waiter.decision.start_us > now_us:
+            if not behind or waiter.decision.start_us > self._now_us(store, waiter):
                 self._later.forget(waiter.claims)
 
     def _bookings(self, waiters: Sequence[Waiter], staying: set[int]) -> list[tuple[Waiter, Booking]]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 from shards import key_on
 
 from limitkeeper import AsyncLimiter, FixedWindow, LeakyBucketQueue, Limiter, SlidingWindowLog, StoreUnavailable, TokenBucket
 from limitkeeper.stores import RedisStore, ShardedStore
-from servers.valkey import Valkey
+from servers.faketime import FaketimeValkey
+from servers.valkey import Valkey, free_port
+from stand_ins import HeldClock
 
 KEYS = [f"user:{i}" for i in range(200)]
 RULES = {"bucket": TokenBucket("5/h"), "window": FixedWindow("5/400d"), "log": SlidingWindowLog("5/h")}
@@ -191,3 +194,50 @@ def scripts(server):
     with server.client() as client:
         stats = client.info("commandstats")
         return sum(stats.get(f"cmdstat_{verb}", {}).get("calls", 0) for verb in ("evalsha", "eval", "fcall"))
+
+
+class SleepsAtOnce(HeldClock):
+    """A clock whose sleeps are recorded and end at once."""
+
+    def sleep(self, seconds: float, wake: Any = None) -> None:
+        self.sleeps.append(seconds)
+        self.advance(seconds)
+
+
+@pytest.mark.usefixtures("needs_faketime")
+@pytest.mark.parametrize("ahead", [60.0, -60.0])
+def test_a_wait_is_as_long_as_its_shard_has_said_whatever_the_clock_of_another_shows(ahead):
+    """Law 3: a call on the second shard waits its half second, though the clock of the first is a minute ahead or behind."""
+    clock = SleepsAtOnce()
+    with FaketimeValkey() as first, Valkey() as second:
+        first.set_clock(ahead)
+        shards = {
+            name: RedisStore(server.url, timeout="60s", budget_clock=clock) for name, server in (("a", first), ("b", second))
+        }
+        with ShardedStore(shards, hot=False) as store:
+            limiter = Limiter("2/s burst 1", store=store)
+            limiter.hit(key_on(store, "a"))
+            limiter.hit(key_on(store, "b"))
+            waited = limiter.acquire(key_on(store, "b"), timeout=30).wait
+    assert waited == pytest.approx(0.5, abs=0.4)
+    assert sum(clock.sleeps) == pytest.approx(waited, abs=1e-5)
+
+
+def test_waits_on_a_shard_need_no_other_one():
+    """The first shard has never answered: on the second, calls wait, and what leaves the queue is given back."""
+    with Valkey() as server:
+        shards = {"a": RedisStore(f"redis://127.0.0.1:{free_port()}"), "b": RedisStore(server.url, timeout="60s")}
+        with ShardedStore(shards, hot=False) as store:
+            limiter = Limiter("20/s burst 1", store=store)
+            key = key_on(store, "b")
+            limiter.hit(key)
+            assert limiter.acquire(key, timeout=30)
+            hour = Limiter("1/h burst 1", store=store)
+            hour.hit(key)
+            first, second = hour.reserve(key), hour.reserve(key)
+            assert first.cancel()
+            assert second.wait == pytest.approx(3600, abs=60)
+            assert second.settle(0)
+            hour.refund(key)
+            assert hour.peek(key).allowed
+            assert store.now_us()

@@ -10,12 +10,12 @@ from __future__ import annotations
 import _thread
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 from ...algorithms.claim import Claim, NamedLimit
-from ...clock import SYSTEM, Clock
+from ...clock import SYSTEM, Clock, ServerClock
 from ...decision import Decision
 from ...errors import ConfigurationError, InvalidLimit, StoreError
 from ...rate import Duration, duration_us
@@ -30,15 +30,6 @@ from .sync_connection import MAX_CONNECTIONS, CallRecord, ServerConnections, Syn
 
 MAX_TIMEOUT_US = 86_400_000_000
 HASH_BUDGET_US = 1_000_000
-
-
-class ServerClock(NamedTuple):
-    """The clock of a store, for timeouts and sleeps: this machine's, because the server's may differ and be set (`now_us` of the
-    store estimates it)."""
-
-    now_us: Callable[[], int]
-    sleep: Callable[..., None]
-    asleep: Callable[..., Coroutine[Any, Any, None]]
 
 
 class FirstUse(NamedTuple):

@@ -127,6 +127,7 @@ class Membership:
         self.pause_us = pause_us
         self.budget_us = 0
         self.lost: dict[str, Shard] = {}
+        self._timed_by = ""
         self._rehash = rehash
         self._hot_rate = hot_rate
         self._make_lease = make_lease
@@ -151,6 +152,20 @@ class Membership:
 
     def _members(self) -> Members:
         return tuple((name, shard.weight) for name, shard in self.shards.items() if name not in self.lost)
+
+    def now_us(self) -> int:
+        """The time of one shard: of the one that answered before, or of the first that answers."""
+        failure = StoreUnavailable("no shard tells the time")
+        for name in dict.fromkeys((self._timed_by, *self.shards)):
+            shard = self.shards.get(name)
+            try:
+                if shard is not None:
+                    now_us = shard.store.now_us()
+                    self._timed_by = name
+                    return now_us
+            except StoreUnavailable as error:
+                failure = error
+        raise failure
 
     def outer_stores(self) -> list[Store]:
         """The store of each shard, or the LeasedStore around it, which passes on deadlines and closing."""

@@ -115,7 +115,7 @@ class ShardedStore(WrapperStore):
         return self._first().clock
 
     def now_us(self) -> int:
-        return self._first().now_us()
+        return self.membership.now_us()
 
     def _first(self) -> Store:
         return next(iter(self.membership.shards.values())).store
