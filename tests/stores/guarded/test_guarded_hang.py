@@ -464,6 +464,26 @@ def test_when_a_loop_ends_the_next_caller_starts_a_new_prober(store, eventually)
     guard.close()
 
 
+@pytest.mark.parametrize("backoff", ["1ms", 600])
+def test_a_guard_recovers_where_every_call_has_an_event_loop_of_its_own(store, eventually, backoff):
+    """Loops that end with their call leave no time for a probe: so a thread probes."""
+    behind = HangingTasks(store)
+    behind.hangs = False
+    guard = GuardedStore(behind, budget=60, failures=1, backoff=backoff, max_backoff=backoff, ramp="10ms")
+    limiter = AsyncLimiter("1000/s", store=guard)
+
+    async def hit():
+        return await limiter.hit("a")
+
+    behind.failing.add("decide")
+    assert guard.answered_here(asyncio.run(hit()))
+    behind.failing.clear()
+    guard._health.breaker.probe_at_us = 0
+    eventually(lambda: asyncio.run(hit()) and guard.state != "open")
+    eventually(lambda: guard.state == "closed")
+    guard.close()
+
+
 @pytest.mark.parametrize("when", ["between probes", "during a probe"])
 def test_while_a_loop_does_not_run_another_caller_starts_a_new_prober(store, eventually, when):
     """A guard that opened in an event loop which is stopped and not closed recovers for the callers of other threads."""

@@ -138,12 +138,14 @@ class StoreHealth:
         self._publish(PROBE_FAILED, error)
 
     def _start_prober(self) -> None:
-        """Starts a prober, unless one is alive."""
+        """Starts a prober, unless one is alive: as a task where an event loop runs, unless the one before has ended with its loop.
+        The present loop may end as soon (`asyncio.run` for every call), and no probe would be made."""
         with self.lock:
             if self.prober is None or not self.prober.alive:
                 self.breaker.probing = False  # of a prober whose event loop has stopped during a probe
+                loop = running_loop() if self.prober is None else None
                 self.prober = Prober(self)
-                self.prober.start(running_loop())
+                self.prober.start(loop)
 
     def pause_s(self, prober: Prober) -> float | None:
         """Seconds until the prober has something to do; None when it is not needed any more."""
@@ -183,7 +185,7 @@ class Prober:
 
     It sleeps until a probe is due, probes, and ends when the breaker is closed, when its guard is closed or garbage-collected,
     or when its event loop ends; then, or when its loop does not run, one of the next callers that find the breaker open starts a
-    new one.
+    new one, in a thread.
     """
 
     def __init__(self, health: StoreHealth) -> None:
