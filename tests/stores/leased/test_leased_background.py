@@ -16,8 +16,16 @@ from contextlib import suppress
 import pytest
 from leased_fleet import Tally
 
-from limitkeeper import AsyncLimiter, LeasedStore, Limiter, MemoryStore, StoreUnavailable, TokenBucket
-from limitkeeper.stores.leased.lease_maintenance import Background
+from limitkeeper import (
+    AsyncLimiter,
+    FixedWindow,
+    LeasedStore,
+    Limiter,
+    MemoryStore,
+    SlidingWindowLog,
+    StoreUnavailable,
+    TokenBucket,
+)
 from limitkeeper.stores.sans_io import run
 
 PLENTY = "100000/s burst 100000"
@@ -40,6 +48,12 @@ class FarStore(Tally):
         decision = super().decide(claims, max_wait_us, **options)
         await asyncio.sleep(self.trip / 2)
         return decision
+
+
+class NearStore(FarStore):
+    """The same, 2 ms away."""
+
+    trip = 0.004
 
 
 def threads_of_leases() -> list[threading.Thread]:
@@ -185,19 +199,52 @@ def test_a_blocking_call_does_not_wait_for_a_batch_that_its_own_event_loop_fetch
     store.close()
 
 
-def test_waking_the_background_of_a_loop_again_and_again_plans_one_round(monkeypatch):
-    """One round is planned on a loop, however often it is asked for; also on uvloop, whose handles are no TimerHandle."""
-    begun = []
-    monkeypatch.setattr(Background, "_start_round", lambda background, loop: begun.append(loop))
+def test_waking_the_background_of_a_loop_again_and_again_makes_one_task():
+    """One task of a loop makes the rounds, however often one is asked for."""
 
     async def work(background):
         for _ in range(100):
             background.wake()
-        await asyncio.sleep(0.01)
+        return len(asyncio.all_tasks()) - 1
 
     with LeasedStore(FarStore()) as store:
-        asyncio.run(work(store.background))
-    assert len(begun) == 1
+        assert asyncio.run(work(store.background)) == 1
+
+
+@pytest.mark.parametrize("rule", [FixedWindow("1000/d"), SlidingWindowLog("1000/d")], ids=str)
+def test_leases_go_back_after_the_event_loop_of_their_calls_has_ended(rule, eventually):
+    """Law 13: a node whose event loop has ended returns what it holds within a life, though it calls no more."""
+    parent = NearStore()
+    store = LeasedStore(parent, lease=50)
+    limiter = AsyncLimiter(rule, store=store)
+    (named,) = limiter.named
+
+    async def calls() -> bool:
+        allowed = [bool(await limiter.hit("a")) for _ in range(180)]
+        while store.cache.due or store.cache.find(named, "a").fetching():
+            await asyncio.sleep(0.001)
+        return all(allowed) and store.leased(named, "a") > 0
+
+    assert asyncio.run(calls())
+    eventually(lambda: parent.inner.decide_one(named, "a", 1, 0, False).remaining == 820)
+    store.close()
+
+
+def test_a_refusal_is_asked_about_again_where_every_call_has_an_event_loop_of_its_own(eventually):
+    """What another node has given back is found in about a life, though no loop lasts until the parent is asked."""
+    parent = NearStore()
+    store, other = LeasedStore(parent), LeasedStore(parent)
+    limiter = AsyncLimiter("fixed window 1000/d", store=store)
+    taken = Limiter("fixed window 1000/d", store=other).reserve("a", cost=990)
+
+    async def hit() -> bool:
+        return bool(await limiter.hit("a"))
+
+    assert sum(asyncio.run(hit()) for _ in range(40)) == 10
+    assert taken.cancel()
+    eventually(lambda: asyncio.run(hit()))
+    store.close()
+    other.close()
 
 
 def test_many_tasks_that_come_at_once_share_one_batch():

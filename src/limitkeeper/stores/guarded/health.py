@@ -138,8 +138,8 @@ class StoreHealth:
         self._publish(PROBE_FAILED, error)
 
     def _start_prober(self) -> None:
-        """Starts a prober, unless one is alive: as a task where an event loop runs, unless the one before has ended with its loop.
-        The present loop may end as soon (`asyncio.run` for every call), and no probe would be made."""
+        """Starts a prober, unless one is alive: as a task where an event loop runs, unless the one before has ended with its
+        loop. The present one may end as soon (`asyncio.run` for every call), and no probe would be made."""
         with self.lock:
             if self.prober is None or not self.prober.alive:
                 self.breaker.probing = False  # of a prober whose event loop has stopped during a probe

@@ -1,6 +1,6 @@
 """Maintenance: renews leases that run low, gives back idle and expired batches; in a thread, or on the callers' event loop.
 
-`Background` runs the rounds of a `Maintenance` when there is something to do: in a daemon thread for sync callers, by a timer on
+`Background` runs the rounds of a `Maintenance` when there is something to do: in a daemon thread for sync callers, in a task of
 their event loop for async ones. The thread starts with the first batch (a flood of keys that come once starts none), and ends
 when the store is closed or collected.
 """
@@ -12,8 +12,9 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
-from ...clock import Clock
+from ...clock import Clock, SystemClock
 from ..sans_io import Plan, WakeEvent, arun, run, running_loop, start_task
 from .lease_cache import LeaseCache
 from .lease_refill import Refill, Want
@@ -85,7 +86,11 @@ ThreadFactory = Callable[..., threading.Thread]
 
 
 class Background:
-    """Runs the rounds of a Maintenance for as long as that exists."""
+    """Runs the rounds of a Maintenance for as long as that exists.
+
+    A task on each event loop sleeps until a round is due, and ends when there is nothing to do. After a loop has ended, the next
+    one may be as short (`asyncio.run` for every call), and no round would end on it: a thread makes the rounds from then on.
+    """
 
     def __init__(self, maintenance: Maintenance, make_thread: ThreadFactory, clock: Clock) -> None:
         self._woken = WakeEvent()
@@ -93,19 +98,19 @@ class Background:
         self._make_thread = make_thread
         self._clock = clock
         self._lock = threading.Lock()
-        #: The next round of each loop, and when it begins; or the task of the present one. Both refer to their loop.
-        self._on_loops: dict[asyncio.AbstractEventLoop, tuple[float, asyncio.Handle] | asyncio.Task[None]] = {}
+        #: The task of each loop, and what wakes it. Both refer to their loop.
+        self._on_loops: dict[asyncio.AbstractEventLoop, tuple[asyncio.Task[None], asyncio.Event]] = {}
+        self._loops_end = False
         self._closed = False
         self.thread: threading.Thread | None = None
 
     def wake(self) -> None:
         """Looks for something to do, now or in a while."""
-        maintenance = self._maintenance()
-        if self._closed or maintenance is None:
+        maintenance = self._watched()
+        if maintenance is None:
             return
-        loop = None if maintenance.refill.parent.local else running_loop()
-        if loop is not None:
-            self._schedule(loop, 0.0)
+        loop = None if self._loops_end or maintenance.refill.parent.local else running_loop()
+        if loop is not None and self._wake_task(loop):
             return
         with self._lock:
             if self.thread is None and not self._closed:
@@ -114,20 +119,20 @@ class Background:
         self._woken.set()
 
     def close(self) -> None:
-        """Ends the thread and the timers."""
+        """Ends the thread and the tasks."""
         self._closed = True
         self._woken.set()
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join()
-        for pending in list(self._on_loops.values()):
-            if isinstance(pending, tuple):
-                pending[1].cancel()
+        for loop, (_, woken) in list(self._on_loops.items()):
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(woken.set)
+
+    def _watched(self) -> Maintenance | None:
+        return None if self._closed else self._maintenance()
 
     def _run(self) -> None:
-        while not self._closed:
-            maintenance = self._maintenance()
-            if maintenance is None:
-                return
+        while (maintenance := self._watched()) is not None:
             pause = maintenance.pause_s()
             del maintenance  # while it waits, the store may be collected
             if pause is None:
@@ -135,37 +140,42 @@ class Background:
             else:
                 self._clock.sleep(pause, self._woken)
             self._woken.clear()
-            maintenance = self._maintenance()
-            if maintenance is not None and not self._closed:
+            maintenance = self._watched()
+            if maintenance is not None:
                 run(maintenance.attempt_round())
 
-    def _schedule(self, loop: asyncio.AbstractEventLoop, pause: float) -> None:
-        pending, begins = self._on_loops.get(loop), loop.time() + pause
-        if isinstance(pending, tuple):  # uvloop's handles are no TimerHandle
-            if not pending[1].cancelled() and pending[0] <= begins:
-                return
-            pending[1].cancel()
-        elif pending is not None and not pending.done():
-            return  # it schedules the next when it ends
+    def _wake_task(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Has a task of the loop look; False when another loop was closed around its task."""
+        if (found := self._on_loops.get(loop)) is not None:
+            found[1].set()
+            return True
         for other in [one for one in list(self._on_loops) if one.is_closed()]:
             self._on_loops.pop(other, None)
-        self._on_loops[loop] = (begins, loop.call_later(pause, self._start_round, loop))
+            self._note_end()
+        if self._loops_end:
+            return False
+        woken = asyncio.Event()
+        task = start_task(self._arun(woken), loop)
+        self._on_loops[loop] = (task, woken)
+        task.add_done_callback(lambda task: self._end_task(task, loop))
+        return True
 
-    def _start_round(self, loop: asyncio.AbstractEventLoop) -> None:
-        maintenance = self._maintenance()
-        self._on_loops.pop(loop, None)
-        if maintenance is None or self._closed:
-            return
-        pause = maintenance.pause_s()
-        if pause is None:
-            return
-        if pause > 0:
-            self._schedule(loop, pause)
-            return
-        task = self._on_loops[loop] = start_task(arun(maintenance.attempt_round()), loop)
-        task.add_done_callback(lambda _: self._end_round(loop))
+    async def _arun(self, woken: asyncio.Event) -> None:
+        while (maintenance := self._watched()) is not None and (pause := maintenance.pause_s()) is not None:
+            woken.clear()
+            if pause > 0:
+                del maintenance
+                await self._clock.asleep(pause, woken)
+            else:
+                await arun(maintenance.attempt_round())
+                await asyncio.sleep(0)  # callers first, also where a round has not waited
 
-    def _end_round(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _end_task(self, task: asyncio.Task[None], loop: asyncio.AbstractEventLoop) -> None:
         self._on_loops.pop(loop, None)
-        if not self._closed and not loop.is_closed():
-            self._schedule(loop, 0.0)
+        if task.cancelled():  # as a loop that ends does with its tasks
+            self._note_end()
+            self.wake()
+
+    def _note_end(self) -> None:
+        """A simulation ends with its loop, and what it has held with it."""
+        self._loops_end = isinstance(self._clock, SystemClock)
