@@ -484,6 +484,26 @@ def test_a_guard_recovers_where_every_call_has_an_event_loop_of_its_own(store, e
     guard.close()
 
 
+@pytest.mark.filterwarnings("ignore")  # of tasks that are collected in progress
+def test_calls_abandoned_on_closed_loops_hold_no_worker(store):
+    """After 40 calls that hang on loops which are then closed around their tasks, a call on another loop is made."""
+    behind = HangingTasks(store)
+    guard = GuardedStore(behind, budget="2ms", failures=10**6, ratio=1, background=False)
+    limiter = AsyncLimiter("1000/s", store=guard)
+
+    async def hit():
+        return await limiter.hit("a")
+
+    for _ in range(40):
+        loop = asyncio.new_event_loop()
+        assert guard.answered_here(loop.run_until_complete(hit()))
+        loop.close()
+    behind.hangs = False
+    guard._store.budget_us = 60_000_000
+    assert not guard.answered_here(asyncio.run(hit()))
+    assert guard.stats().abandoned == 0
+
+
 @pytest.mark.parametrize("when", ["between probes", "during a probe"])
 def test_while_a_loop_does_not_run_another_caller_starts_a_new_prober(store, eventually, when):
     """A guard that opened in an event loop which is stopped and not closed recovers for the callers of other threads."""

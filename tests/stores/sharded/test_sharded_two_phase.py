@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+from failing import HangingTasks
 from shards import FarShard, key_on
 
 from limitkeeper import (
@@ -15,6 +16,7 @@ from limitkeeper import (
     LeakyBucketQueue,
     LeasedStore,
     Limiter,
+    MemoryStore,
     SlidingWindowLog,
     StoreTimeout,
     StoreUnavailable,
@@ -300,3 +302,25 @@ def test_tasks_that_wait_at_once_get_starts_one_after_the_other(clock):
         return [found.wait for found in await asyncio.gather(*[limiter.reserve(keys) for _ in range(6)])]
 
     assert sorted(asyncio.run(waits())) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+
+
+@pytest.mark.filterwarnings("ignore")  # of tasks that are collected in progress
+def test_closing_does_not_wait_for_tasks_of_a_closed_loop(clock):
+    """A decision on two shards is cancelled while it hangs and its loop is closed around it: `aclose` on another one returns."""
+    store = ShardedStore({name: HangingTasks(MemoryStore(clock=clock)) for name in ("left", "right")}, hot=False)
+    limiter = AsyncLimiter({"user": "5/s", "tenant": "10/s"}, store=store)
+    keys = {"user": key_on(store, "left"), "tenant": key_on(store, "right")}
+
+    async def cancelled():
+        task = asyncio.ensure_future(limiter.hit(keys))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.sleep(0)
+
+    async def close():
+        await asyncio.wait_for(store.aclose(), 60)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(cancelled())
+    loop.close()
+    asyncio.run(close())

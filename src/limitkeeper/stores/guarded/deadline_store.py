@@ -74,7 +74,10 @@ class DeadlinePool:
 
     @property
     def abandoned(self) -> int:
-        """Abandoned calls that are still in progress."""
+        """Abandoned calls that are still in progress. A loop that was closed around its tasks never ends them."""
+        for task in list(self.tasks):
+            if task.get_loop().is_closed():
+                self.tasks.discard(task)
         return self.hanging + len(self.tasks)
 
     def plan(self, call: Call, budget_us: int, probe: bool) -> Plan[Any]:

@@ -593,7 +593,8 @@ class ShardedStore(WrapperStore):
             store.close()
 
     async def aclose(self) -> None:
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        loop = asyncio.get_running_loop()
+        while own := [task for task in tuple(self._tasks) if task.get_loop() is loop]:  # those of a closed loop never end
+            await asyncio.wait(own)
         for store in self.membership.outer_stores():
             await store.aclose()
