@@ -174,7 +174,9 @@ class Background:
         self._on_loops.pop(loop, None)
         if task.cancelled():  # as a loop that ends does with its tasks
             self._note_end()
-            self.wake()
+        if self._loops_end:
+            with suppress(RuntimeError):  # no thread can be started when the process ends
+                self.wake()
 
     def _note_end(self) -> None:
         """A simulation ends with its loop, and what it has held with it."""
