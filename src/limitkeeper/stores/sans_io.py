@@ -239,8 +239,11 @@ def start_task(
     work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = None, name: str | None = None
 ) -> asyncio.Task[T]:
     """A task that begins in the next iteration of the loop, once its maker has noted it; also where the tasks of the loop begin
-    at once (`asyncio.eager_task_factory`)."""
-    return asyncio.Task(work, loop=loop or asyncio.get_running_loop(), name=name)
+    at once (`asyncio.eager_task_factory`). asyncio logs no error when the loop is closed while it is pending: callers don't know
+    of it."""
+    task = asyncio.Task(work, loop=loop or asyncio.get_running_loop(), name=name)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    return task
 
 
 def perform_call(call: Call) -> Any:

@@ -152,6 +152,20 @@ def test_event_loops_that_have_ended_are_not_kept():
     assert len(loops) <= 2
 
 
+def test_a_loop_that_is_closed_with_a_round_planned_logs_nothing(caplog):
+    """asyncio logs pending tasks of a closed loop as errors; the caller knows nothing of this one."""
+    store = LeasedStore(Tally(MemoryStore(), local=False), lease=10, life="600s")
+    limiter = AsyncLimiter(PLENTY, store=store)
+    loop = asyncio.new_event_loop()
+    for _ in range(30):
+        assert loop.run_until_complete(limiter.hit("a"))
+    assert asyncio.all_tasks(loop)
+    loop.close()
+    del loop, store, limiter
+    gc.collect()
+    assert not caplog.records
+
+
 def test_no_task_waits_for_a_batch_of_an_event_loop_that_has_stopped():
     """The tasks of one loop are answered, and the store is closed, while a fetch of another loop, which does not run, is open."""
     store = LeasedStore(FarStore(), lease=10, life="600s")
