@@ -10,10 +10,14 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from shared_file import Picture
 
+from effort import effort
 from interrupts import interrupted_at
 from limitkeeper import Limiter, SlidingWindowLog, StoreError, TokenBucket, compiled
 from limitkeeper.algorithms.claim import Claim, NamedLimit
@@ -160,6 +164,89 @@ def test_a_log_of_many_places_is_changed_twice_in_one_change(path):
             assert limiter.reserve("k", cost=4).settle(12)
             left.append([part.remaining for part in limiter.peek("k").decisions])
         assert left == [[0, 36], [0, 36]]
+
+
+def test_a_log_full_of_what_counts_for_a_longer_window_alone_admits(path):
+    """After 100/d a key has 10/s: a day of its calls does not fit into the log, and each of them is admitted. The old rate is
+    used up for as long as it would be."""
+    clock = ManualClock(1_700_000_000)
+    with SharedStore(path, max_keys=8, clock=clock) as store:
+        old, new = [Limiter({"plan": SlidingWindowLog(rate)}, store=store, name="api") for rate in ("100/d", "10/s")]
+        assert old.hit("key")
+        for _ in range(1000):
+            clock.advance(10)
+            assert new.hit("key", cost=3).remaining == 7
+        assert not old.hit("key")
+        clock.advance(86_399)
+        assert old.peek("key").remaining == 97
+        clock.advance(1)
+        assert old.peek("key").remaining == 100
+        assert store.stats()["log_full"] == 0
+
+
+@effort(60)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 12), st.sampled_from("sssl"), st.integers(1, 4), st.sampled_from([0] * 9 + [2])), min_size=20
+    )
+)
+def test_a_full_log_is_exact_for_the_shortest_window_and_strict_for_longer_ones(calls):
+    """4/10s and 6/min on one key, in a log of six entries: whatever the calls, 4/10s admits what its own window has room for, and
+    6/min no more than its own."""
+    clock, admitted = ManualClock(1_700_000_000), []
+    with TemporaryDirectory() as folder, SharedStore(f"{folder}/limits", max_keys=8, log_entries=6, clock=clock) as store:
+        rates = {"s": SlidingWindowLog("4/10s"), "l": SlidingWindowLog("6/min")}
+        limiters = {name: Limiter({"plan": rate}, store=store, name="api") for name, rate in rates.items()}
+        for seconds, name, cost, wait in [(0, "l", 1, 0), *calls]:
+            clock.advance(seconds)
+            now_us, rate = clock.now_us(), rates[name]
+            reservation = limiters[name].reserve("key", cost, wait)
+            start_us = reservation.decision.start_us if reservation else now_us + wait * 1_000_000
+            used = sum(units for moment, units in admitted if moment > start_us - rate.window)
+            if reservation:
+                assert used + cost <= rate.count
+                admitted.append((start_us, cost))
+            elif name == "s" and not any(moment > now_us for moment, _ in admitted):
+                assert used + cost > rate.count
+
+
+@pytest.mark.skipif(compiled, reason="compiled methods can't be replaced; processes are killed there")
+@pytest.mark.parametrize("ahead", [0, 1], ids=["the latest", "before a start to come"])
+def test_a_call_that_joins_entries_of_a_full_log_is_undone_when_interrupted_anywhere(path, ahead):
+    """Between any two records of the journal, and before it ends: the log is as it was, to the last entry."""
+    clock = ManualClock()
+    with SharedStore(path, max_keys=8, log_entries=4, clock=clock) as store:
+        long, short = [Limiter({"plan": SlidingWindowLog(rate)}, store=store, name="api") for rate in ("100/h", "20/s")]
+        for _ in range(4 - ahead):
+            clock.advance(2)
+            long.hit("key", 5)
+        clock.advance(2)
+        if ahead:
+            assert store.decide([Claim(named(long), "key", 7)], None, not_before_us=store.now_us() + 500_000)
+        before = dict(store.items(named(long)))
+        real, commit = store.table.journal_words, store.table.commit
+        for survived in range(100):
+            left = iter(range(survived))
+
+            def note(at=0, count=0, left=left):
+                if next(left, None) is None:
+                    raise KeyboardInterrupt
+                return real(at, count) if count else commit()
+
+            store.table.journal_words = store.table.commit = note
+            try:
+                assert short.hit("key")
+            except KeyboardInterrupt:
+                assert dict(store.items(named(long))) == before
+            else:
+                break
+            finally:
+                store.table.journal_words, store.table.commit = real, commit
+        assert survived > 3
+        after = dict(store.items(named(long)))["key"][0]
+        assert len(after) == 4
+        assert sum(cost for _, cost in after) == (23 if ahead else 21)
+    assert Picture(path).problems == []
 
 
 # Making, opening, closing

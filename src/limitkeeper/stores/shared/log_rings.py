@@ -1,8 +1,9 @@
 """Ring buffers of sliding logs in a mapped file, all of one length: allocated for a cell and freed with it.
 
 A ring is what `sliding_log` works on, `[head, entries, room, base, m0, t0, m1, …]`; a free one links to the next through its
-first word. A full ring refuses (`log_full_until`); an entry that must be added (debt) is merged into one that counts at least as
-long. Rejected: growing rings; every cell may have one, so the size of the file is known when it is created.
+first word. A full ring refuses (`log_full_until`), unless its two oldest entries count for rates of longer windows only: then
+they become one. An entry that must be added (debt) is merged into one that counts at least as long. Rejected: growing rings;
+every cell may have one, so the size of the file is known when it is created.
 """
 
 from __future__ import annotations
@@ -105,8 +106,9 @@ class LogRings(Journal):
         return self.journal_words(at + 4, 2 * (n - to_the_end)) if n > to_the_end else 0
 
     @cython.cfunc
-    def log_full_until(self, cell: I64, moment: I64, window: I64, now: I64) -> I64:
-        """When a full log has room for an entry of that time; 0: now."""
+    def log_full_until(self, cell: I64, moment: I64, window: I64, own: I64, now: I64) -> I64:
+        """When a full log has room for an entry of that time; 0: now. `window` is the longest one used on the key, `own` the
+        caller's."""
         number: I64 = self.words[cell + lay.STATE + 2]
         if not number:
             return 0
@@ -119,22 +121,37 @@ class LogRings(Journal):
         first: I64 = self.words[at + 4 + 2 * head]
         if first <= now - window:  # adding prunes first
             return 0
+        until: I64 = first + window
         i: I64
+        if n > 1:  # or joins the two oldest
+            second: I64 = self.words[at + 4 + 2 * ((head + 1) % room)]
+            if second <= now - own:
+                return 0
+            if second + own < until:
+                until = second + own
         for i in range(n):
             if self.words[at + 4 + 2 * ((head + i) % room)] == moment:  # calls of one moment share an entry
                 return 0
         self.words[lay.LOG_FULL] += 1
-        return first + window
+        return until
 
     @cython.cfunc
-    def add(self, cell: I64, moment: I64, cost: I64, before: I64) -> cython.int:
-        """Prunes the cell's log and adds an entry."""
+    def add(self, cell: I64, moment: I64, cost: I64, before: I64, unseen: I64) -> cython.int:
+        """Prunes the cell's log up to `before` and adds an entry. Without a free place, the two oldest entries become one where
+        the caller's own window, which begins after `unseen`, has neither: for longer ones the older counts longer then."""
         number: I64 = self.log_of_cell(cell)
         at: I64 = self.logs + (number - 1) * self.log_words
         n: I64 = self.words[at + 1]
         room: I64 = self.words[at + 2]
         if n >= room and self.words[at + 4 + 2 * self.words[at]] > before:
-            return self.merge_entry(number, moment, cost)
+            second: I64 = (self.words[at] + 1) % room
+            if n == 1 or self.words[at + 4 + 2 * second] > unseen:
+                return self.merge_entry(number, moment, cost)
+            self.journal_words(at, 2)
+            self.journal_words(at + 4 + 2 * self.words[at], 2)  # its place may be written next
+            self.words[at] = second  # its running total is that of both
+            n -= 1
+            self.words[at + 1] = n
         last: I64 = at + 4 + 2 * ((self.words[at] + n + room - 1) % room)
         if n > 0 and self.words[last] > moment:  # entries dated later move up
             self.journal_log(number)

@@ -450,7 +450,7 @@ class SharedStore(CellStore):
         elif limit.logs:
             if b > 0:
                 window: I64 = limit.window if own else self.log_window(handle, key, now_us, full, True)
-                table.add(cell, a, b, now_us - window)
+                table.add(cell, a, b, now_us - window, now_us - limit.window)
         elif self.put_rate(handle, key, a, b, c, now_us, full):
             return 1
         if not self.in_change:
@@ -481,7 +481,7 @@ class SharedStore(CellStore):
             return 0
         own: cython.bint = self.table.unit_of(cell) == handle.unit
         window: I64 = handle.limit.window if own else self.log_window(handle, key, now_us, full, False)
-        return self.table.log_full_until(cell, at, window, now_us)
+        return self.table.log_full_until(cell, at, window, handle.limit.window, now_us)
 
     @cython.cfunc
     def own_cell(self, handle: LimitHandle, key: str) -> I64:
