@@ -10,8 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from effort import effort
-from limitkeeper import FixedWindow, LeakyBucket, LeakyBucketQueue, Limit, SlidingWindowCounter, SlidingWindowLog, TokenBucket
+from limitkeeper import (
+    FixedWindow,
+    LeakyBucket,
+    LeakyBucketQueue,
+    Limit,
+    Limiter,
+    MemoryStore,
+    SlidingWindowCounter,
+    SlidingWindowLog,
+    TokenBucket,
+)
 from limitkeeper.algorithms.all_of import charged_too, seeded
+from limitkeeper.testing import ManualClock
+from limitkeeper.testing.admission_bounds import between, intervals
 from limitkeeper.testing.strategies import LIMITS, costs, limits, moments
 from models.limiter_model import Ask
 from models.rates import RatesWorld
@@ -200,3 +212,51 @@ def test_a_charge_beyond_the_size_of_another_rate_holds_no_start_of_it() -> None
     state = bucket.decide(state, NOON_US, 1, 10**9)[:3]
     owing = charged_too(bucket, *state, NOON_US, NOON_US + 2000, 1000)
     assert bucket.give_back(owing, NOON_US, 1000, NOON_US + 2000)[2] == state[2]
+
+
+# Waiting -----------------------------------------------------------------------------------------------------------------
+
+
+def limiters_of(clock: ManualClock, *rates: Limit) -> list[Limiter]:
+    store = MemoryStore(clock=clock)
+    return [Limiter({"rate": rate}, store=store, name="name") for rate in rates]
+
+
+def test_a_start_above_the_size_of_another_rate_may_be_paid_there_before_it_comes() -> None:
+    """What the page prints: two calls of 10/s burst 2 in the moment in which 10 units of 1/s burst 10 start."""
+    clock = ManualClock(NOON_US / 1e6)
+    small, large = limiters_of(clock, TokenBucket("10/s burst 2"), TokenBucket("1/s burst 10"))
+    small.hit("key")
+    assert large.hit("key", 9)
+    assert large.reserve("key", 10).wait == 10
+    clock.advance(10)
+    assert [bool(small.hit("key")) for _ in range(3)] == [True, True, False]
+
+
+WAITING = [
+    (TokenBucket("1/s burst 10"), TokenBucket("10/min burst 50"), TokenBucket("3/s burst 3")),
+    (LeakyBucket("1/s capacity 10"), LeakyBucket("10/s capacity 2")),
+]
+
+
+@pytest.mark.parametrize("rates", WAITING, ids=lambda rates: rates[0].kind)
+def test_with_starts_that_callers_wait_for_an_interval_admits_the_sum_of_the_bounds(rates: tuple[Limit, ...]) -> None:
+    """Hits and reservations of any cost under any of the rates, counted at their starts."""
+    step = st.tuples(st.integers(0, 20_000_000), st.integers(0, len(rates) - 1), st.integers(1, 12), st.integers(0, 60))
+
+    @effort(60)
+    @given(st.lists(step, min_size=5, max_size=60))
+    def law(calls: list[tuple[int, int, int, int]]) -> None:
+        clock = ManualClock(NOON_US / 1e6)
+        limiters = limiters_of(clock, *rates)
+        admitted: list[tuple[int, int]] = []
+        for after_us, rate, cost, wait in calls:
+            clock.advance(after_us / 1e6)
+            decision = limiters[rate].reserve("key", cost, wait).decision
+            admitted += [(decision.start_us, cost)] if decision else []
+        admitted.sort()
+        for first, last in intervals(admitted):
+            most = sum(rate.capacity + (last - first) * rate.count // rate.period for rate in rates)
+            assert between(admitted, first, last) <= most
+
+    law()
