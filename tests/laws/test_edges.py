@@ -31,6 +31,19 @@ def test_a_common_start_beyond_what_a_limit_can_count_is_refused_by_all() -> Non
         assert after == before
 
 
+def test_a_start_that_one_of_several_limits_can_count_only_later_has_an_exact_retry() -> None:
+    """A window opens in four hours, the caller waits three; the bucket beside it counts two and a half hours ahead."""
+    bucket = TokenBucket("1000003/min")
+    limiter, clock = made({"bucket": bucket, "window": FixedWindow("1/4h", align="first")})
+    limiter.hit("a")
+    refused = limiter.reserve("a", max_wait="3h").decision
+    assert refused.retry_us == 4 * 3_600_000_000 - bucket.horizon
+    clock.advance(refused.retry_after - 0.000001)
+    assert not limiter.reserve("a", max_wait="3h")
+    clock.advance(0.000001)
+    assert limiter.reserve("a", max_wait="3h")
+
+
 @pytest.mark.parametrize("limit", [LeakyBucketQueue("10007/30d"), TokenBucket("1234567/d", initial=0)], ids=str)
 def test_patience_is_honest_between_two_coarse_ticks(limit: Any) -> None:
     """A limit that counts in coarser ticks keeps its promise to a caller whose timeout is no whole number of them."""

@@ -81,8 +81,10 @@ class LimiterModel:
         patience = WITHOUT_BOUND if max_wait_us is None else max_wait_us
         if not all(self.limits[ask.name].reserves for ask in asks):
             patience = 0
+        patience = min([patience, *(self.cell(ask).horizon * self.limits[ask.name].tick for ask in asks if ask.cost)])
         parts = [self.decide_part(ask, now_us, patience) for ask in asks]
-        start_us = self.common_start(asks, parts, now_us)
+        starts = [part.start_us for part in parts]
+        start_us = None if None in starts else max(start or 0 for start in starts)
         if start_us is not None and commit:
             for ask, part in zip(asks, parts, strict=True):
                 part.start_us = self.charge(ask, now_us, start_us) if ask.cost else start_us
@@ -114,17 +116,6 @@ class LimiterModel:
         if turn.retry_at is None:
             return None
         return max(room.retry_at * tick if room.start is None else 0, turn.retry_at * tick - patience_us) - now_us
-
-    def common_start(self, asks: Sequence[Ask], parts: list[Part], now_us: int) -> int | None:
-        """The latest of the starts; but no limit can be charged beyond its horizon."""
-        if any(part.start_us is None for part in parts):
-            return None
-        start_us = max(part.start_us or 0 for part in parts)
-        for ask, part in zip(asks, parts, strict=True):
-            limit, model = self.limits[ask.name], self.cell(ask)
-            if ask.cost and start_us // limit.tick - now_us // limit.tick > model.horizon:
-                part.start_us, part.retry_us = None, start_us - model.horizon * limit.tick - now_us
-        return None if any(part.start_us is None for part in parts) else start_us
 
     def charge(self, ask: Ask, now_us: int, start_us: int) -> int:
         tick = self.limits[ask.name].tick

@@ -13,4 +13,3 @@ cdef Fields fields_of(Claim claim, long long now_us) noexcept
 cdef tuple names_of(list claims)
 cdef Decisions new_decisions(tuple names)
 cdef Decision join_claims(list claims, long long now_us, long long start_us, Decisions joined)
-cdef bint is_beyond_horizon(Limit limit, long long now_us, long long start_us) noexcept

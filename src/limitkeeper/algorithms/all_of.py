@@ -102,11 +102,15 @@ def decide(claims: list, now_us: I64, not_before_us: I64, max_wait_us: I64) -> I
     worst: I64 = 0
     i: cython.Py_ssize_t
     claim: Claim
+    limit: Limit
     if max_wait_us > 0:
         for i in range(len(claims)):
             claim = claims[i]
-            if not claim.named.limit.reserves:  # if one limit can't reserve, none waits
+            limit = claim.named.limit
+            if not limit.reserves:  # if one limit can't reserve, none waits
                 max_wait_us = 0
+            elif limit.gain > 0 and claim.cost > 0 and limit.horizon * limit.tick < max_wait_us:
+                max_wait_us = limit.horizon * limit.tick  # nor longer than each of them can count
     for i in range(len(claims)):
         claim = claims[i]
         decide_claim(claim, now_us, at_us, max_wait_us)
@@ -114,12 +118,6 @@ def decide(claims: list, now_us: I64, not_before_us: I64, max_wait_us: I64) -> I
             worst = claim.start
         elif claim.start > start_us:
             start_us = claim.start
-    if worst == 0 and start_us > now_us:
-        for i in range(len(claims)):
-            claim = claims[i]
-            if is_beyond_horizon(claim.named.limit, now_us, start_us) and claim.cost > 0:
-                claim.start = worst = REFUSED
-                claim.retry = start_us - claim.named.limit.horizon * claim.named.limit.tick
     if worst < 0:
         return worst
     if start_us > now_us:
@@ -151,13 +149,6 @@ def charged_too(limit: Limit, a: I64, b: I64, c: I64, now_us: I64, start_us: I64
     if answer[3] == start:
         return (answer[0], answer[1], answer[2])
     return limit.undo(limit, a, b, c, now, -cost, 0, start)
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def is_beyond_horizon(limit: Limit, now_us: I64, start_us: I64) -> cython.bint:
-    """Whether a start lies beyond the horizon that this limit can count."""
-    return limit.gain > 0 and start_us // limit.tick - now_us // limit.tick > limit.horizon
 
 
 @cython.cfunc

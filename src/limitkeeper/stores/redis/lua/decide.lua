@@ -47,7 +47,12 @@ local function decide_all(claims, not_before_us, max_wait_us)
     at_us = not_before_us
   end
   for i = 1, #claims do
-    if not claims[i].rule.reserves then max_wait_us = 0 end -- a limit that can't reserve makes all of them decide for now
+    local claim = claims[i]
+    if not claim.rule.reserves then -- a limit that can't reserve makes all of them decide for now
+      max_wait_us = 0
+    elseif claim.rule.paces and claim.cost > 0 and horizon(claim) * claim.tick < max_wait_us then
+      max_wait_us = horizon(claim) * claim.tick -- nor do they wait longer than each of them can count
+    end
   end
   for i = 1, #claims do
     local claim = claims[i]
@@ -56,16 +61,6 @@ local function decide_all(claims, not_before_us, max_wait_us)
       worst = claim.start
     elseif claim.start > start_us then
       start_us = claim.start
-    end
-  end
-  if worst == 0 and start_us > now_us then
-    for i = 1, #claims do
-      local claim = claims[i]
-      if claim.rule.paces and claim.cost > 0 and in_ticks(claim, start_us) - claim.now > horizon(claim) then
-        claim.start = -1
-        worst = -1
-        claim.retry = start_us - horizon(claim) * claim.tick - now_us
-      end
     end
   end
   if worst < 0 then return worst end
