@@ -583,7 +583,7 @@ class SharedCellTable(LogRings):
         at: I64 = self.logs + (number - 1) * self.log_words
         if not 0 < number <= self.cells_room or not 0 <= self.words[at + 1] <= self.words[at + 2] == (self.log_words - 4) // 2:
             raise StoreError("a key's log is out of range")
-        words = memoryview(self.memory).cast("q")  # of which only the entries are read, not the free places
+        words: Any = memoryview(self.memory).cast("q")  # of which only the entries are read, not the free places
         return (tuple(read_log(words[at : at + self.log_words])), 0, 0)
 
 
