@@ -17,10 +17,14 @@ from limitkeeper import (
     LeakyBucketQueue,
     Limiter,
     MemoryStore,
+    SharedStore,
     SlidingWindowCounter,
     SlidingWindowLog,
     TokenBucket,
+    compiled,
 )
+from limitkeeper.stores.cell_table import Table
+from limitkeeper.stores.shared.cell_table import SharedCellTable
 
 KINDS = [
     TokenBucket("10/h"),
@@ -285,3 +289,32 @@ def test_a_finaliser_that_hits_a_log_during_a_hit_is_counted(limits):
         gc.set_threshold(*thresholds)
     gc.collect()
     assert {part.limit - part.remaining for part in limiter.peek("k").decisions} == {admitted[0]}
+
+
+@pytest.mark.skipif(compiled, reason="compiled, nothing is collected during a sweep")
+@pytest.mark.parametrize("kind", ["memory", "shared"])
+def test_no_finaliser_removes_keys_during_a_sweep(kind, clock, tmp_path, monkeypatch):
+    """Where the garbage collector is enabled it may run, and a finaliser may sweep: never while a sweep looks at a key."""
+    with MemoryStore(clock=clock) if kind == "memory" else SharedStore(tmp_path / "limits", clock=clock) as store:
+        limiter, kept = Limiter("1/s", store=store), Limiter("fixed window 9/d", store=store)
+        collected, checks = [], 0
+        table = Table if kind == "memory" else SharedCellTable
+        real = table.due_us
+
+        def due_us(*args: Any) -> int:
+            nonlocal checks
+            checks += 1
+            if gc.isenabled() and checks % 5 == 0 and not collected:
+                collected.append(checks)
+                clock.advance(0.4)
+                store.sweep()
+                collected.clear()
+            return real(*args)
+
+        monkeypatch.setattr(table, "due_us", due_us)
+        for i in range(2000):
+            clock.advance(0.1)
+            limiter.hit(f"{i % 7}")
+            kept.hit(f"{i % 3}", cost=i // 100 % 2)
+        assert checks > 100
+        assert [kept.peek(f"{i}").remaining for i in range(3)] == [0, 0, 0]

@@ -6,6 +6,7 @@ check a few keys per call, in rotation, without copying all keys.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 from collections import OrderedDict
@@ -184,6 +185,12 @@ class Table:
     def sweep(self, budget: int, now_us: int) -> int:
         """Checks the next `budget` cells and removes those whose state equals that of an unseen key. At the end of the table,
         what is left of the budget; before, −1."""
+        if gc.isenabled():  # a finaliser that decides would remove cells meanwhile
+            try:
+                gc.disable()  # in the `try`: a signal handler may raise after any call
+                return self.sweep(budget, now_us)
+            finally:
+                gc.enable()
         while budget > 0 and self._unchecked > 0 and self._cells:
             budget -= 1
             self._unchecked -= 1
@@ -251,6 +258,12 @@ class Table:
 
     def items(self) -> list[tuple[str, list[tuple[int, StateData]]]]:
         """(key, [(unit, state), …]) of every key."""
+        if gc.isenabled():  # as in `sweep`
+            try:
+                gc.disable()
+                return self.items()
+            finally:
+                gc.enable()
         return [(key, self.states_of(cell)) for key, cell in list(self._cells.items())]
 
     def unit_of(self, limit: Limit) -> int:

@@ -20,6 +20,7 @@ lock for about 0.1 µs, so a million decisions a second keep it busy for a tenth
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 from collections.abc import Generator
 from contextlib import suppress
@@ -52,9 +53,9 @@ else:
         """
         lock, file_lock, outer = store._lock, store.file_lock, store.end
         held: list[bool] = []
-        is_nested = is_waiting = is_deeper = False
+        is_nested = is_waiting = is_deeper = is_collecting = False
         try:
-            is_nested = lock._is_owned() and store.depth > 0  # not for a handler in a call that waits for the file's lock
+            is_nested = lock._is_owned() and not (store.waiting and store.depth == 0)  # a handler, while a call waits
             if not is_nested:
                 deadline_us = 0
                 held.extend(map(lock.acquire, (False,)))
@@ -69,6 +70,8 @@ else:
                 is_waiting = True
                 file_lock.acquire(deadline_us)
                 store.cached_key = None
+                is_collecting = gc.isenabled()
+                gc.disable()  # a finaliser that decides would move cells
             store.depth += 1
             is_deeper = True
             yield
@@ -87,7 +90,11 @@ else:
                         if file_lock.fd >= 0:
                             fcntl.flock(file_lock.fd, fcntl.LOCK_UN)
                     finally:
-                        lock.release()
+                        try:
+                            lock.release()
+                        finally:
+                            if is_collecting:
+                                gc.enable()
                 if store.closing:
                     store.close()
 
