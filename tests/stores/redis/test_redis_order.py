@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
@@ -38,6 +39,31 @@ def test_after_a_script_flush_no_caller_is_overtaken(valkey: Valkey, flushes: in
     starts = asyncio.run(main())
     assert starts == sorted(starts)
     assert len(set(starts)) == 400
+
+
+def test_who_waited_for_a_registration_goes_before_those_that_came_meanwhile(valkey: Valkey) -> None:
+    """However short it was: the clock of uvloop moves once a millisecond."""
+
+    async def main() -> list[int]:
+        async with RedisStore(valkey.url, prefix="meanwhile", timeout="60s") as store:
+            limiter = AsyncLimiter(TokenBucket("1/min burst 10"), store=store)
+            await limiter.hit("k")
+            batcher, (named,) = store.batchers.current(), limiter.named
+            first, later = (encode_decide(store.names, [Claim(named, "k", 1)], DecideOptions()) for _ in range(2))
+
+            def registration() -> Iterator[None]:
+                yield from ()
+
+            async def wait() -> None:
+                await batcher.submit(first, await batcher.run_once("limit", registration))
+
+            waiting = asyncio.create_task(wait())
+            while not batcher._resuming:
+                await asyncio.sleep(0)
+            await asyncio.gather(batcher.submit(later), waiting)
+            return [request.answer.remaining for request in (first, later)]
+
+    assert asyncio.run(main()) == [8, 7]
 
 
 def test_an_earlier_batch_that_fails_later_is_repeated_first(valkey: Valkey) -> None:

@@ -120,7 +120,7 @@ class Batcher:
         allowed = left()
         try:
             await self.connections.run(plan, deadline)
-            return allowed - left()
+            return max(1e-6, allowed - left())  # never nothing: uvloop's clock moves once a millisecond
         finally:
             left.stop()
 
