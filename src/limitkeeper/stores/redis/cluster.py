@@ -137,8 +137,8 @@ class Cluster(Route):
             failures.append(f"{node}: {reply}")
             later = self.takes_a_moment(node, reply) or later
             self._ask_last(node)
-        error = NotYet if later else StoreUnavailable
-        raise error(f"{self.address}: no node returned the map of slots ({'; '.join(failures)})")
+        kind = NotYet if later else StoreUnavailable
+        raise kind(f"{self.address}: no node returned the map of slots ({'; '.join(failures)})")
 
     def on_error(self, command: RoutedCommand, error: Exception) -> str:
         kind = error_kind(error)

@@ -69,8 +69,8 @@ class Sentinels(Route):
             later = self.takes_a_moment(sentinel, failure) or later
             failures.append(f"{sentinel} says {failure}")
             self._ask_last(sentinel)
-        error = NotYet if later else StoreUnavailable
-        raise error(f"no primary of {self.address.service!r} is known: {'; '.join(failures)}")
+        kind = NotYet if later else StoreUnavailable
+        raise kind(f"no primary of {self.address.service!r} is known: {'; '.join(failures)}")
 
     def _ask_sentinel(self, sentinel: Endpoint, share: int) -> Plan[Endpoint | Exception | str]:
         """The primary that a Sentinel names, or why it names none."""
