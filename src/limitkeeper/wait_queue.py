@@ -181,16 +181,23 @@ class Departures:
         self.call: asyncio.Task[None] | None = None  # gives back all that are leaving
         self.one_call = asyncio.Lock()
         self.deciding: set[DecisionInProgress] = set()
+        self.held = 0  # decisions that are held back
         self.sent = asyncio.Event()
 
     @asynccontextmanager
     async def decision(self, claims: Sequence[Claim]) -> AsyncIterator[None]:
-        """Around a decision that may wait. It is not sent before a call that gives back to one of its keys."""
+        """Around a decision that may wait. It is not sent before a call that gives back to one of its keys, nor before another that
+        was held back for that and is about to go on."""
         pairs = pairs_of(claims)
-        if not pairs.isdisjoint(self.leaving_pairs):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(HOLD):
-                    await self.sent.wait()
+        is_held = not pairs.isdisjoint(self.leaving_pairs)
+        if is_held or self.held:
+            self.held += 1
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(HOLD):
+                        await (self.sent.wait() if is_held else asyncio.sleep(0))
+            finally:
+                self.held -= 1
         one = DecisionInProgress(pairs)
         self.deciding.add(one)
         try:

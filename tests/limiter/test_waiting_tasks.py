@@ -505,6 +505,30 @@ class Far(WrappedStore):
         return self.give_back(claims, charged_at, source)
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_call_that_waits_for_a_departure_is_overtaken_by_none(at_once):
+    """Calls come in every iteration of the loop, while a reservation is given back: their starts have their order."""
+
+    async def main():
+        limiter = AsyncLimiter("1/s burst 1", store=Far(MemoryStore(clock=ManualClock())))
+        await limiter.hit("a")
+        leaving = await limiter.reserve("a")
+        calls = []
+        for number in range(30):
+            if number == 10:
+                leave = asyncio.create_task(leaving.cancel())
+            calls += [asyncio.ensure_future(make_reservation(limiter)) for _ in range(at_once)]
+            await asyncio.sleep(0)
+        starts = [one.decision.start_us for one in await asyncio.gather(*calls)]
+        assert starts == sorted(starts)
+        assert await leave
+
+    async def make_reservation(limiter):
+        return await limiter.reserve("a")
+
+    asyncio.run(main())
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("limit", ["1/s", "sliding window counter 1/s"])
 def test_event_loops_that_were_closed_are_not_kept(limit):
