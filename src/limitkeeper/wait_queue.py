@@ -151,6 +151,11 @@ def kind_of(claims: Sequence[Claim], decision: Decision) -> Hashable:
     return (decision.source, *[(claim.limit, claim.key, claim.cost, claim.reset_id) for claim in claims])
 
 
+def shares_no_limit(one: Waiter, other: Waiter) -> bool:
+    """Whether these wait under different rates."""
+    return {claim.limit for claim in one.claims}.isdisjoint(claim.limit for claim in other.claims)
+
+
 def by_charge(waiter: Waiter) -> tuple[int, int]:
     """Sorts waiters in the order in which they were charged; charges that have begun by their starts."""
     return waiter.arrival, waiter.decision.start_us
@@ -369,7 +374,7 @@ class WaitQueue:
                 if joined and not waiter.is_last and waiter.decision.start_us > self._now_us(store, waiter):
                     by_kind.setdefault(waiter.kind, []).append(waiter)
             for kind, some in by_kind.items():
-                if all(other.kind == kind for other in self._behind(some)):
+                if all(other.kind == kind or shares_no_limit(other, some[0]) for other in self._behind(some)):
                     for waiter in some:
                         waiter.is_last = True
                     self._close_gaps(some[0], self._now_us(store, some[0]))
@@ -401,12 +406,12 @@ class WaitQueue:
             waiters = [waiter for waiter in waiters if not waiter.is_gone]
             last = [waiter for waiter in waiters if waiter.is_last]
             apart = [waiter for waiter in waiters if not waiter.is_last]
-            behind = self._behind([waiter for waiter in apart if max((claim.cost for claim in waiter.claims), default=0) > 0])
+            behind = self._behind([waiter for waiter in waiters if max((claim.cost for claim in waiter.claims), default=0) > 0])
             # Several batches can't move up together, nor can those that another call moves at this time.
             behind = [waiter for waiter in behind if len(waiter.charges()) == 1 and not waiter.is_moving()]
             if self._later:
                 self._mark_begun(waiters, behind, store)
-            if behind:
+            if behind or (len(apart) > 1 and store.can_rebook):
                 last, apart = [*waiters, *behind], []
             bookings = self._bookings(last, {id(waiter) for waiter in behind})
             for waiter in behind:

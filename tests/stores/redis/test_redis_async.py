@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ from servers.faketime import FaketimeValkey
 from servers.proxy import Proxy
 from servers.valkey import Valkey
 from stand_ins import driven
+from virtual_time import VirtualClock
 
 HUNDRED = TokenBucket("1/h", burst=100)
 #: What iterations of a loop may take on top of a budget; how late the machine is comes on top of that.
@@ -252,6 +254,32 @@ def test_those_behind_a_cancelled_waiter_move_up(valkey: Valkey) -> None:
             assert last_us - min(one.start_us for one in found) <= 1_500_100  # and not for five
             result = await limiter.peek("k")
             assert result.retry_after * 1e6 >= last_us + 450_000 - store.clock.now_us()
+
+    run(work)
+
+
+@pytest.mark.parametrize("costs", [(1,), (1, 2, 3)], ids=["one cost", "several costs"])
+@pytest.mark.parametrize("rates", [["1/min burst 3"], ["1/min burst 3", "2/min burst 4"], ["fixed window 3/min"]], ids=str)
+def test_waiters_that_leave_in_one_turn_leave_in_one_call(valkey: Valkey, rates: list[str], costs: tuple[int, ...]) -> None:
+    """Whatever they cost, under which rate and for which key they wait: one script call gives all of it back."""
+
+    async def work() -> None:
+        async with RedisStore(valkey.url, prefix=f"leave {rates} {costs}", timeout="60s", clock=VirtualClock()) as store:
+            limiters = [AsyncLimiter({"limit": rate}, store=store, name="name") for rate in rates]
+            for limiter, key in product(limiters, "kl"):
+                while await limiter.hit(key):
+                    pass
+            before = [await limiter.peek(key) for limiter, key in product(limiters, "kl")]
+            mixed = zip(cycle(product(limiters, "kl")), cycle(costs), range(60))
+            tasks = [asyncio.ensure_future(limiter.acquire(key, cost)) for (limiter, key), cost, _ in mixed]
+            while sum(limiters[0].waiting(key) for key in "kl") < 60:
+                await turns()
+            counted = scripts(valkey)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            assert scripts(valkey) - counted <= 2  # the second where the server does not know this script
+            assert [await limiter.peek(key) for limiter, key in product(limiters, "kl")] == before
 
     run(work)
 

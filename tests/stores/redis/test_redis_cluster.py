@@ -26,6 +26,7 @@ from limitkeeper.testing.store_contract import MemoryStoreWithoutRebook
 from servers.cluster import Cluster
 from servers.valkey import Valkey
 from stand_ins import driven
+from virtual_time import VirtualClock
 
 _fresh = itertools.count()
 #: A budget that no busy machine uses up.
@@ -278,6 +279,22 @@ def test_a_cancelled_task_gives_back_what_several_slots_charged(cluster: Cluster
                 if not task.cancelled():  # its answer came first
                     await limiter.refund(keys)
             assert [part.remaining for part in (await limiter.peek(keys)).decisions] == [4, 7]
+
+    asyncio.run(main())
+
+
+def test_waiters_in_several_slots_that_leave_together_let_those_behind_move_up(cluster: Cluster) -> None:
+    """Waiters of three keys leave in one turn: each slot rebooks its own, whatever the others do."""
+
+    async def main() -> None:
+        clock, keys = VirtualClock(), apart(cluster)
+        async with fresh(cluster, clock=clock) as store:
+            limiter = AsyncLimiter("1/s burst 3", store=store)
+            for key in keys:
+                await limiter.hit(key, 3)
+            waiting = [await limiter.reserve(key, cost) for cost in (1, 2, 3) for key in keys]
+            assert await asyncio.gather(*[one.cancel() for one in waiting[:3]]) == [True] * 3
+            assert [one.wait for one in waiting[3:]] == [2.0] * 3 + [5.0] * 3  # not 3 and 6
 
     asyncio.run(main())
 

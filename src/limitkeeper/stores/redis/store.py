@@ -160,11 +160,24 @@ class RedisStore(ServerStore):
         return self._first_use(claims, given_us, partial(rebook, bookings, given_us))
 
     def _rebook_by_slot(self, bookings: Sequence[Booking], given_us: int | None) -> Plan[list[Decision | None]]:
-        """Where bookings span slots of a cluster, those that leave are given back and the others keep their starts."""
-        for booking in reversed(bookings):
-            if not booking.stays and not (yield from self._give_back_by_slot(booking.claims, booking.charged_at, given_us)):
+        """Each slot of a cluster rebooks what is charged in it alone, all slots at once. Bookings that span slots are given back,
+        or keep their starts."""
+        found: list[Decision | None] = [None] * len(bookings)
+        by_slot: dict[Any, list[int]] = {}
+        for at in reversed(range(len(bookings))):
+            booking = bookings[at]
+            groups = groups_of(self.names, booking.claims)
+            if len(groups) == 1:
+                by_slot.setdefault(groups[0].place, []).append(at)
+            elif not booking.stays and not (yield from self._give_back_by_slot(booking.claims, booking.charged_at, given_us)):
                 script_request.mark_as_reset(booking.claims)
-        return [None] * len(bookings)
+        places = [some[::-1] for some in by_slot.values() if not all(bookings[at].stays for at in some)]
+        requests = [script_request.RebookRequest(self.names, [bookings[at] for at in some], given_us) for some in places]
+        yield from self.route.execute_all(requests)
+        for some, request in zip(places, requests, strict=True):
+            for at, decision in zip(some, request.answer, strict=True):
+                found[at] = decision
+        return found
 
     def plan_reset(self, claims: Claims) -> Any:
         given_us = self.given_us()
