@@ -324,3 +324,23 @@ def test_closing_does_not_wait_for_tasks_of_a_closed_loop(clock):
     loop.run_until_complete(cancelled())
     loop.close()
     asyncio.run(close())
+
+
+def test_a_start_that_an_earlier_decision_had_too_is_that_of_the_later_one(clock):
+    """Two decisions have the same joined start, and of the first a part began earlier. The second goes back to its own."""
+    stores = {name: LeasedStore(FarShard(clock), lease=3) for name in ("left", "right")}
+    sharded = ShardedStore(stores, hot=False, clock=clock)
+    keys = {"user": key_on(sharded, "left"), "tenant": key_on(sharded, "right")}
+    limiter = Limiter({"user": SlidingWindowLog("100/h"), "tenant": SlidingWindowLog("100/h")}, store=sharded)
+    for _ in range(2):
+        assert limiter.hit({**keys, "user": None})
+    clock.advance(0.001)
+    assert limiter.hit(keys)  # of a batch that was charged a millisecond ago
+    limiter.reset(keys)
+    claims = limiter.claims(keys)
+    decision = sharded.decide(claims)
+    for claim, part in zip(claims, decision.decisions, strict=True):
+        assert sharded.give_back([claim], part.start_us, part.source)
+    for store in stores.values():
+        store.return_all()
+    assert [part.remaining for part in limiter.peek(keys).decisions] == [100, 100]

@@ -428,7 +428,8 @@ class LeasedStore(WrapperStore):
             if lease is not None and claim.reset_id not in (UNKNOWN, lease.reset_id):
                 lease = None  # the charge is from before a reset, or the batch is
             if charged_at < 0 and claim.limit.limit.logs:  # a refund takes the newest entries, which must not be of a batch
-                yield from self.refill.give_back(cache.take_all([lease]))
+                rates = cache.rates_of(claim.limit)  # which have one log
+                yield from self.refill.give_back(cache.take_all([rate.leases.get(claim.key) for rate in rates]))
             parts = cache.withdraw(lease, -cost) if cost < 0 else []
             cost += amount_of(parts) - (cache.put_back(lease, charged_at, cost) if cost > 0 else 0)
             if cost or lease is None:

@@ -508,9 +508,10 @@ class ShardedStore(WrapperStore):
     def _remember_charge(self, joined: Decision, charge: Decision, claims: list[Claim]) -> None:
         """A charge with another start or source than the joined decision is given back with its own."""
         for some, start_us, source in charges_of(claims, charge):
-            for claim in some if (joined.start_us, joined.source) != (start_us, source) else ():
+            for claim in some:
                 known = (joined.start_us, joined.source, claim.limit.identity, claim.key)
-                self._charges[known] = (start_us, source)
+                if known[:2] != (start_us, source) or known in self._charges:  # of an earlier decision with that start
+                    self._charges[known] = (start_us, source)
         while len(self._charges) > MAX_CHARGES:
             self._charges.pop(next(iter(self._charges)), None)
 
