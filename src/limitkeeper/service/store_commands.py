@@ -57,7 +57,7 @@ class StoreCommands:
         for name, operation in operations.items():
             commands.table[PREFIX + name] = partial(self._answer, operation)
             commands.sizes[PREFIX + name] = MAX_COMMAND
-        commands.table[PREFIX + b"HIT"] = self._hit
+        commands.table[PREFIX + b"HIT"], commands.sizes[PREFIX + b"HIT"] = self._hit, MAX_COMMAND
         commands.open_store = self._open
         self._commands = commands
         for others in commands.restricted():

@@ -370,3 +370,18 @@ def test_a_null_in_the_place_of_an_answer_is_a_store_error() -> None:
             for call in (limiter.hit, limiter.acquire, limiter.reset):
                 with pytest.raises(StoreUnavailable, match="unexpected reply"):
                     call("a")
+
+
+@pytest.mark.parametrize("size", [300_000, 20_000_000], ids=["beyond max_body", "too large"])
+def test_a_long_key_disturbs_no_other_call(service: Running, size: int) -> None:
+    """A hit with a long key is decided as other calls are, or refused before it is sent: the calls beside it are answered."""
+
+    async def main() -> None:
+        async with RemoteStore(url_of(service)) as store:
+            limiter = AsyncLimiter(TokenBucket("1/h", burst=100), store=store, name=f"long {next(NUMBERS)}")
+            found = await asyncio.gather(*[limiter.hit(key) for key in ("a", "x" * size, "b")], return_exceptions=True)
+            assert [bool(one) for one in found[::2]] == [True, True]
+            assert found[1] if size < 1_000_000 else isinstance(found[1], StoreUnavailable)
+            assert [(await limiter.peek(key)).remaining for key in "ab"] == [99, 99]
+
+    asyncio.run(main())

@@ -37,7 +37,7 @@ PREFIX = b"LK.STORE."
 PROTOCOL = 1
 #: Requests that can be split are so from about this size on, in bytes.
 MAX_REQUEST = 100_000
-#: The largest command but HIT: a process with 50 000 waiters moves all of them up in one.
+#: The largest command: a process with 50 000 waiters moves all of them up in one.
 MAX_COMMAND = 16 << 20
 
 _HEAD, _TIME, _HIT, _HIT_REPLY = Struct("<BBII"), Struct("<q"), Struct("<qH"), Struct("<qB3qB")

@@ -168,9 +168,15 @@ class RemoteStore(ServerStore):
 
     def _request(self, operation: bytes, arguments: Any, decode: Callable[[Any], T]) -> StoreRequest[T]:
         body = self._head_now() + encode_json(arguments)
-        if len(body) > MAX_COMMAND - 1000:  # a service would close the connection, which other callers use too
-            raise StoreUnavailable(f"{self.location}: a request of {len(body)} bytes is too large; give fewer keys at once")
-        return StoreRequest(operation, body, lambda reply: decode(json.loads(reply)))
+        return self._sized(StoreRequest(operation, body, lambda reply: decode(json.loads(reply))))
+
+    def _sized(self, request: StoreRequest[T]) -> StoreRequest[T]:
+        """Refuses a request that is too large: a service would close the connection, which other callers use too."""
+        if len(request.body) > MAX_COMMAND - 1000:
+            raise StoreUnavailable(
+                f"{self.location}: a request of {len(request.body)} bytes is too large; give shorter keys, or fewer at once"
+            )
+        return request
 
     def hit_request(self, named: NamedLimit, key: str, cost: int) -> StoreRequest[Decision]:
         known = self._limits.get(id(named))
@@ -179,7 +185,7 @@ class RemoteStore(ServerStore):
                 self._limits.clear()
             known = self._limits[id(named)] = (named, encode_json(limit_json(named)))
         body = messages.encode_hit(self._head_now(), known[1], key, cost)
-        return StoreRequest(b"HIT", body, partial(messages.decode_hit_reply, named=named))
+        return self._sized(StoreRequest(b"HIT", body, partial(messages.decode_hit_reply, named=named)))
 
     def plan_decide(self, claims: Claims, max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int) -> Any:
         arguments = ([claims_json(claims)], bounded_wait_us(max_wait_us), not_before_us, commit)
