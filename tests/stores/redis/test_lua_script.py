@@ -26,6 +26,14 @@ def test_every_rule_has_a_mirror() -> None:
     assert {path.stem for path in LUA.glob("*.lua")} == {rule.file for rule in RULES.values()} | FRAME
 
 
+def test_a_script_is_made_without_reading_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any script can be made when the process has no descriptor left, or its files are gone."""
+    monkeypatch.setattr("io.open", None)
+    sections.cache_clear()
+    for operation in OPERATIONS:
+        assert script_of.__wrapped__(frozenset((operation, *FILES, "rates"))).source
+
+
 def test_a_rule_without_a_mirror_is_refused_by_name() -> None:
     """A limit of an unknown kind can't be decided in Redis, and the error lists the kinds that can."""
 

@@ -397,6 +397,8 @@ def test_a_value_that_something_else_wrote_is_an_error_of_the_store(
         client.set(store.names.key(named, "a"), state)
     with pytest.raises(StoreUnavailable):
         hit("a")
+    with pytest.raises(StoreUnavailable):
+        store.items(named)
     assert hit("b")
 
 

@@ -9,6 +9,7 @@ in less time than hiredis.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -143,7 +144,7 @@ def decode_reply(reply: Reply, decode: Callable[[Reply], T], source: object) -> 
     """What `decode` makes of a reply; StoreUnavailable where the reply has another shape than it expects."""
     try:
         return decode(reply)
-    except (TypeError, ValueError, LookupError, AttributeError, OverflowError):
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, struct.error):
         raise StoreUnavailable(f"{source} gave an unexpected reply: {str(reply)[:200]!r}") from None
 
 

@@ -23,6 +23,13 @@ FILES: dict[str, int] = {rule.file: rule.code for rule in RULES.values()}
 #: Operation -> the operations whose functions it calls.
 _NEEDS = {"rebook": {"decide", "give_back"}, "hit_all": {"decide"}, "hit": {"decide"}}
 
+#: All source files, by their names: when a script is first needed, the process may have no descriptor left to read one.
+_SOURCES = {
+    path.name.removesuffix(".lua"): path.read_text("utf-8").splitlines()
+    for path in files(__package__).joinpath("lua").iterdir()
+    if path.name.endswith(".lua")
+}
+
 _SERVER_TIME = {
     "time": "local time = call('TIME')\nnow_us = time[1] * 1000000 + time[2]",
     "now": "",
@@ -97,7 +104,7 @@ def sections(name: str) -> dict[str, str]:
     """The sections of a rule's file, without comments."""
     found: dict[str, list[str]] = {}
     current: list[str] = []
-    for line in _source(name):
+    for line in _SOURCES[name]:
         if line.startswith("---- "):
             current = found.setdefault(line[5:].strip(), [])
         elif line and not line.startswith("--"):
@@ -108,10 +115,5 @@ def sections(name: str) -> dict[str, str]:
 def _filled(name: str, lines: dict[str, str]) -> str:
     """A file with its marked lines replaced, without comments."""
     marked = {f"--@{name}": line for name, line in lines.items()}
-    filled = [marked.get(line.strip(), line) for line in _source(name)]
+    filled = [marked.get(line.strip(), line) for line in _SOURCES[name]]
     return "\n".join(line for line in filled if line.strip() and not line.lstrip().startswith("--"))
-
-
-@cache
-def _source(name: str) -> list[str]:
-    return files(__package__).joinpath("lua").joinpath(name + ".lua").read_text("utf-8").splitlines()

@@ -30,7 +30,7 @@ from .key_names import KeyNames, key_bytes
 from .limit_and_state_codec import State, decode_item, entry_of, registered_entry
 from .redis_py_settings import AsyncClientPool, Client, ClientPool, ClientRoute, read_client
 from .request import Request
-from .resp import Reply, ReplyError, error_kind, require_hiredis
+from .resp import Reply, ReplyError, decode_reply, error_kind, require_hiredis
 from .script_builder import sha_of
 from .script_request import Claims, DecideOptions, encode_decide, encode_hit
 from .sentinel import Sentinels
@@ -199,7 +199,8 @@ class RedisStore(ServerStore):
             some = keys[at : at + BATCH]
             values = yield from self.route.query([RoutedCommand(["GET", key], key) for key in some])
             pairs = zip(some, values, strict=True)
-            items = [decode_item(entry, key, value, fields, now_us, own) for key, value in pairs if value is not None]
+            decode = partial(decode_item, entry, registry=fields, now_us=now_us, own=own)
+            items = [decode_reply(value, partial(decode, key), self.address) for key, value in pairs if value is not None]
             found.update(item for item in items if item is not None)
         return list(found.items())
 
