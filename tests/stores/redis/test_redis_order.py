@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -112,5 +113,51 @@ def test_a_batch_that_ends_with_an_error_leaves_no_caller_waiting(valkey: Valkey
                 assert {type(one) for one in found} <= {Decision, StoreUnavailable}
                 assert StoreUnavailable in map(type, found)
                 assert await limiter.hit("k")
+
+    asyncio.run(main())
+
+
+def test_a_batch_that_cannot_be_made_delays_no_later_one(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its callers get a store error, and a batch that is repeated later waits for no reply to it."""
+
+    def fail(*arguments: Any) -> Any:
+        raise OSError("no descriptor is left")
+
+    async def main() -> None:
+        async with RedisStore(valkey.url, prefix="unmade", timeout="60s") as store:
+            limiter = AsyncLimiter(TokenBucket("1/min burst 10"), store=store)
+            await limiter.hit("k")
+            asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+            with monkeypatch.context() as patched:
+                patched.setattr(store.route, "pack_batch", fail)
+                with pytest.raises(StoreUnavailable, match="no descriptor"):
+                    await limiter.hit("k")
+            with valkey.client() as client:
+                client.script_flush()
+            async with asyncio.timeout(30):
+                assert (await limiter.hit("k")).remaining == 8
+
+    asyncio.run(main())
+
+
+def test_a_first_call_that_is_cancelled_on_the_way_gives_back_without_asking_for_the_time(valkey: Valkey) -> None:
+    """The reply that shows the charge shows the server's time too; a call that asks for it would block the event loop."""
+
+    async def main() -> None:
+        async with RedisStore(valkey.url, prefix="first", timeout="60s") as store:
+            limiter = AsyncLimiter(TokenBucket("1/h burst 1"), store=store)
+            await store.arun_plan(store._register(limiter.named, None))
+            valkey.freeze()
+            try:
+                task = asyncio.create_task(limiter.acquire("k"))
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                task.cancel()
+            finally:
+                valkey.thaw()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not store.pool._servers
+            assert (await limiter.peek("k")).remaining == 1
 
     asyncio.run(main())

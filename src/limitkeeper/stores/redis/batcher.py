@@ -86,6 +86,9 @@ class Batcher:
                 request.future = self.loop.create_future()
                 with suppress(asyncio.CancelledError, StoreError, ConfigurationError):
                     await request.future
+            if not request.pending:
+                with suppress(StoreError):
+                    self.store.seen(request.answer)  # the caller needs the time to give it back
             raise
 
     async def run_to_end(self, work: Coroutine[object, object, T]) -> T:
@@ -94,7 +97,8 @@ class Batcher:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            await finish(task)
+            if (decision := await finish(task)) is not None:
+                self.store.seen(decision)
             raise
 
     async def run_once(self, key: Hashable, plan: Callable[[], Plan[None]]) -> float:
@@ -159,15 +163,13 @@ class Batcher:
             else:
                 self._execute(endpoint, requests, deadline)
         except BaseException as error:  # no caller may be left waiting
-            _resolve(requests, error)
+            _resolve(requests, as_store_error(error, self.store.route.address))
             raise
 
     def _execute(self, endpoint: Endpoint, requests: Requests, deadline: float) -> None:
         """Hot path, without a plan: one write to the only server, whose address is known."""
         data, replies, decode = self.store.route.pack_batch(endpoint, requests)
         number = self._sent
-        self._unanswered += 1
-        self._all_answered.clear()
 
         def done(outcome: Outcome) -> None:
             self._unanswered -= 1
@@ -191,6 +193,8 @@ class Batcher:
 
         timeout = max(0.001, deadline - self.loop.time())
         self.connections.connection(endpoint, self.store.route.login, timeout).write(data, replies, deadline, done)
+        self._unanswered += 1
+        self._all_answered.clear()
 
     def _repeat(self, number: int, requests: Requests, deadline: float) -> None:
         """Has the pending requests of a batch executed by the plan of the topology, in the order of the batches."""

@@ -118,7 +118,7 @@ class ServerStore(PlannedStore):
             self._given_last_us = max(now_us, self._given_last_us)
             return self._given_last_us
 
-    def _seen(self, decision: Decision) -> Decision:
+    def seen(self, decision: Decision) -> Decision:
         """Notes the server's time, which every decision shows."""
         self._server_time = (decision.start_us - decision.wait_us, self._now_us())
         return decision
@@ -161,7 +161,7 @@ class ServerStore(PlannedStore):
         request = None if max_wait_us or not commit else self.hit_request(named, key, cost)
         if request is None:
             return self.decide([Claim(named, key, cost)], max_wait_us, commit=commit)
-        return self._seen(self._call(request, self._now_us() + self.timeout_us))
+        return self.seen(self._call(request, self._now_us() + self.timeout_us))
 
     def hit_nowait(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
         """None: a server is always waited for."""
@@ -172,17 +172,17 @@ class ServerStore(PlannedStore):
         if request is None:
             return await self.adecide([Claim(named, key, cost)], max_wait_us, commit=commit)
         await self.batchers.current().submit(request)
-        return self._seen(request.answer)
+        return self.seen(request.answer)
 
     def _decide(self, claims: Claims, max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int) -> Decision:
         plan: Any = self.plan_decide(checked(claims), max_wait_us, commit, remember, not_before_us)
-        return self._seen(self.run_plan(plan, to_end=commit and (remember or max_wait_us != 0)))
+        return self.seen(self.run_plan(plan, to_end=commit and (remember or max_wait_us != 0)))
 
     async def _adecide(
         self, claims: Claims, max_wait_us: int | None, commit: bool, remember: bool, not_before_us: int
     ) -> Decision:
         plan: Any = self.plan_decide(checked(claims), max_wait_us, commit, remember, not_before_us)
-        return self._seen(await self.arun_plan(plan, to_end=commit and (remember or max_wait_us != 0)))
+        return self.seen(await self.arun_plan(plan, to_end=commit and (remember or max_wait_us != 0)))
 
     def load(self, limit: NamedLimit, items: Iterable[KeyState]) -> None:
         self.run_plan(self.plan_load(limit, items), long=True)
@@ -225,9 +225,11 @@ class ServerStore(PlannedStore):
             return request.answer
         except BaseException:
             record.finish(deadline)
-            if request.pending:
-                with suppress(StoreError):
+            with suppress(StoreError):
+                if request.pending:
                     self.route.decode(request, record.reply)
+                if not request.pending:
+                    self.seen(cast(Decision, request.answer))
             raise
 
     def _run_to_end(self, plan: Plan[T], deadline: int) -> T:
