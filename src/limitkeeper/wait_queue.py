@@ -191,8 +191,8 @@ class Departures:
 
     @asynccontextmanager
     async def decision(self, claims: Sequence[Claim]) -> AsyncIterator[None]:
-        """Around a decision that may wait. It is not sent before a call that gives back to one of its keys, nor before another that
-        was held back for that and is about to go on."""
+        """Around a decision that may wait. It is not sent before a call that gives back to one of its keys, nor before another
+        decision that was held back for that and is about to go on."""
         pairs = pairs_of(claims)
         is_held = not pairs.isdisjoint(self.leaving_pairs)
         if is_held or self.held:
