@@ -260,7 +260,9 @@ class WaitQueue:
             self._later.add(waiter.claims, waiter.decision)
             vacant: list[Waiter] = []
             begun_us = waiter.until_us - wait_us
-            checked = {*waiter.pairs, *itertools.islice(self._waiters, 2)}
+            checked = set(waiter.pairs)
+            with suppress(RuntimeError):  # a finaliser or a signal handler has made or cancelled a reservation just now
+                checked.update(itertools.islice(self._waiters, 2))
             queues = [self._waiters.get(pair, ()) for pair in checked]
             past = [other for queue in queues for other in itertools.takewhile(lambda other: other.is_past(begun_us), queue)]
             if past:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import OrderedDict
 from contextlib import suppress
 
 import pytest
@@ -64,4 +65,26 @@ def test_a_signal_handler_may_use_the_limiter_that_it_interrupts():
     thread.join(60)
     assert not thread.is_alive()
     assert number > 20
+    assert limiter.waiting() == 0
+
+
+def test_a_handler_may_reserve_while_another_reservation_looks_at_other_keys():
+    """A finaliser or a handler that reserves just when `join` reads which keys to check leaves both reservations as they are."""
+    limiter = Limiter("1/h burst 1", store=MemoryStore(clock=StillClock(1000)))
+    keys = [f"k{number}" for number in range(5)]
+    for key in (*keys, "last"):
+        limiter.hit(key)
+
+    class Interrupting(OrderedDict):
+        def __iter__(self):
+            found = super().__iter__()
+            if keys:
+                assert limiter.reserve(keys.pop())
+            return found
+
+    assert limiter.reserve("k0")
+    queue = limiter._queue
+    queue._waiters = Interrupting(queue._waiters)
+    assert limiter.reserve("last").wait == 3600
+    assert not keys
     assert limiter.waiting() == 0
