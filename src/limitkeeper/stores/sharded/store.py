@@ -59,8 +59,7 @@ class ShardedStore(WrapperStore):
     `weights` gives shards another share than 1. `on_loss` "fail" raises StoreUnavailable for the keys of a shard that can't be
     reached, "rehash" sends them to the next shard. `hot` is from how many hits a second on a key is leased from a remote shard
     (True: 1000, False: never); `lease` and `life` are the LeasedStore's. `pause` is how long a decision waits for a key that
-    is being moved. `clock` measures the budget, the pause and the leases, `run_in_thread` runs the changes of membership that
-    async callers make, and `rng` (a random.Random) draws pauses: for tests and simulations.
+    is being moved. For tests: `clock` times all of it, `run_in_thread` makes changes for async callers, `rng` draws pauses.
     """
 
     @cython.annotation_typing(False)
@@ -509,8 +508,8 @@ class ShardedStore(WrapperStore):
         """A charge with another start or source than the joined decision is given back with its own."""
         for some, start_us, source in charges_of(claims, charge):
             for claim in some:
-                known = (joined.start_us, joined.source, claim.limit.identity, claim.key)
-                if known[:2] != (start_us, source) or known in self._charges:  # of an earlier decision with that start
+                known = (joined.start_us, joined.source, claim.limit.identity, claim.key)  # an earlier decision may have them
+                if known[:2] != (start_us, source) or known in self._charges:
                     self._charges[known] = (start_us, source)
         while len(self._charges) > MAX_CHARGES:
             self._charges.pop(next(iter(self._charges)), None)

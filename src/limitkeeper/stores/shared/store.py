@@ -137,14 +137,13 @@ class SharedStore(CellStore):
                 if self._file is None:
                     raise self._closed_error()
                 self.file_lock.acquire(deadline_us)
-                self.waiting -= 1
             except BaseException:
                 self.waiting -= 1
-                closing: cython.bint = self.closing
                 self._lock.release()
-                if closing:
+                if self.closing:
                     self.close()
                 raise
+            self.waiting -= 1
             self.cached_key = None
         self.depth += 1
         return 0
@@ -429,10 +428,9 @@ class SharedStore(CellStore):
 
     @cython.cfunc
     def hold_mapping(self, handle: LimitHandle, key: str, start_us: I64, now_us: I64, full: cython.bint) -> cython.int:
-        words = self.table.words
         cell: I64 = self.find(handle, stored_key(key), now_us, full)
-        if words[lay.ERA_END] < start_us and cell and self.table.is_overflow(cell):
-            words[lay.ERA_END] = start_us
+        if cell and self.table.is_overflow(cell) and self.table.words[lay.ERA_END] < start_us:
+            self.table.words[lay.ERA_END] = start_us
         return 0
 
     @cython.cfunc
