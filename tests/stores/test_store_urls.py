@@ -146,6 +146,11 @@ def test_stores_can_be_named_from_the_package():
 # Refused URLs
 
 
+def test_a_class_as_a_store_is_refused_with_the_remedy():
+    with pytest.raises(ConfigurationError, match=r"store must be a store or a URL .*; write MemoryStore\(…\)"):
+        Limiter("5/s", store=MemoryStore)
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [

@@ -67,7 +67,12 @@ def open_store(store: Store | str | None) -> Store:
     if isinstance(store, Store):
         return store
     if not isinstance(store, str | None):
-        raise ConfigurationError(f"store must be a store or a URL such as 'memory://', got {store!r}")
+        remedy = ""
+        if isinstance(store, type):
+            remedy = f"; write {store.__name__}(…)"
+        elif type(store).__module__.partition(".")[0] in ("redis", "valkey"):
+            remedy = "; write RedisStore(client)"
+        raise ConfigurationError(f"store must be a store or a URL such as 'memory://', got {store!r}{remedy}")
     return store_from_url("memory://" if store is None else store)
 
 

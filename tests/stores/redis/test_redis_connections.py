@@ -137,6 +137,16 @@ def test_a_needless_password_is_reported(valkey: Valkey) -> None:
         Limiter(TEN, store=store).hit("k")
 
 
+@pytest.mark.parametrize(
+    ("scheme", "remedy"),
+    [("redis+cluster", "cluster support disabled; use redis://"), ("redis+sentinel", "is no Sentinel: give the Sentinels' port")],
+)
+def test_a_single_server_under_another_scheme_is_reported_with_the_remedy(valkey: Valkey, scheme: str, remedy: str) -> None:
+    url = valkey.url.replace("redis", scheme) + ("/shop" if scheme == "redis+sentinel" else "")
+    with RedisStore(url, timeout="60s") as store, pytest.raises(StoreUnavailable, match=remedy):
+        Limiter("5/s", store=store).hit("u")
+
+
 def test_databases_are_apart(valkey: Valkey) -> None:
     """`/1` is another database than `/0`, sync and async."""
     for number in (0, 1):

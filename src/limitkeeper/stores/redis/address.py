@@ -142,8 +142,8 @@ def _read(parts: SplitResult, schemes: Mapping[str, str]) -> Address:
         port = 26379 if kind == "sentinel" else 7071 if schemes is SERVICE else 6379
         endpoints = [_endpoint(one, port) for one in (hosts or "localhost").split(",")]
     if kind == "single" and len(endpoints) > 1:
-        remedy = "redis+sentinel:// or redis+cluster://" if schemes is not SERVICE else "sharded+limitkeeper://"
-        raise ConfigurationError(f"several hosts need a {remedy} URL")
+        remedy = "redis+sentinel:// or redis+cluster:// URL; independent servers are the shards of a ShardedStore"
+        raise ConfigurationError(f"several hosts need a {remedy if schemes is not SERVICE else 'sharded+limitkeeper:// URL'}")
     if schemes is SERVICE and number:
         raise ConfigurationError(f"a service has no databases; leave out the path {path!r}")
     if kind == "sentinel":

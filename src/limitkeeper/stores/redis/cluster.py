@@ -134,7 +134,8 @@ class Cluster(Route):
                     return slots
             except StoreUnavailable as error:
                 reply = error
-            failures.append(f"{node}: {reply}")
+            no_cluster = "cluster support disabled" in str(reply)
+            failures.append(f"{node}: {reply}" + ("; use redis://" if no_cluster else ""))
             later = self.takes_a_moment(node, reply) or later
             self._ask_last(node)
         kind = NotYet if later else StoreUnavailable

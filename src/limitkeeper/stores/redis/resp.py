@@ -175,7 +175,7 @@ REMEDIES = {
     "MOVED": "it is a node of a cluster: use redis+cluster://",
     "max number of clients": "raise its maxclients, or lower max_connections of this and other clients",
     "without any password": "it has no password set: leave it out of the URL",
-    "DB index": "it has no such database",
+    "DB index": "it has no such database: lower the number in the URL, or raise its databases",
 }
 
 
@@ -229,7 +229,9 @@ def connect_error(error: BaseException, endpoint: Endpoint) -> StoreError | None
 
 
 def not_connected(endpoint: Endpoint) -> StoreTimeout:
-    return StoreTimeout(f"{endpoint} did not accept a connection within the budget")
+    return StoreTimeout(
+        f"{endpoint} did not accept a connection within the budget: it hangs or is busy, or only one side uses TLS"
+    )
 
 
 def out_of_time(endpoint: Endpoint) -> OutOfTime:

@@ -67,7 +67,10 @@ class Sentinels(Route):
                 failure = f"{named}, which is no primary: {role!r}"
                 later = self.takes_a_moment(named, role) or later
             later = self.takes_a_moment(sentinel, failure) or later
-            failures.append(f"{sentinel} says {failure}")
+            no_sentinel = "unknown command" in str(failure)
+            failures.append(
+                f"{sentinel} is no Sentinel: give the Sentinels' port (26379)" if no_sentinel else f"{sentinel} says {failure}"
+            )
             self._ask_last(sentinel)
         kind = NotYet if later else StoreUnavailable
         raise kind(f"no primary of {self.address.service!r} is known: {'; '.join(failures)}")
