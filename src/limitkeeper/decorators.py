@@ -76,6 +76,8 @@ def key_of(key: object, args: Args, kwargs: Kwargs) -> Key:
 def misplaced_argument(value: object) -> str:
     """Why `limit` takes keywords only: the first argument of other libraries' decorators is the limit, or the function."""
     if callable(value):
+        if getattr(value, "__name__", "") == "<lambda>":
+            return "limit() takes keywords only; write @limiter.limit(key=lambda …: …)"
         return "limit() takes keywords only; write @limiter.limit(), with parentheses"
     if isinstance(value, str) and reads_as_limit(value):
         return f"limit() takes keywords only, and the limiter has its limit already: write Limiter({value!r}).limit(key=…)"

@@ -174,3 +174,5 @@ def test_advance_takes_numbers_only():
     with pytest.raises(TypeError, match=r"expected seconds as a number, got '20s'; write advance\(1.5\)"):
         clock.advance("20s")
     assert clock.now_us() == 0
+    with pytest.raises(TypeError, match=r"seconds since 1970 as a number, got '2030-01-01'; a datetime has timestamp\(\)"):
+        ManualClock(start="2030-01-01")

@@ -147,6 +147,7 @@ def test_a_decorator_without_a_key_limits_all_calls_together(make):
         ("5/minute", r"write Limiter\('5/minute'\)\.limit\(key=…\)"),
         ("user", r"write limit\(key='user'\)"),
         (print, r"write @limiter\.limit\(\), with parentheses"),
+        (lambda user: user, r"write @limiter\.limit\(key=lambda …: …\)"),
     ],
 )
 def test_positional_arguments_are_refused_with_the_remedy(value, message, make):

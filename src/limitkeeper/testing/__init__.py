@@ -29,7 +29,12 @@ class ManualClock:
     """
 
     def __init__(self, start: float = 0.0) -> None:
-        self._now_us = round(start * 1_000_000)
+        try:
+            self._now_us = round(start * 1_000_000)
+        except TypeError:
+            raise TypeError(
+                f"start: expected seconds since 1970 as a number, got {start!r}; a datetime has timestamp()"
+            ) from None
         self._lock = threading.Lock()
 
     def now_us(self) -> int:
