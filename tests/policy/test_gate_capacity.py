@@ -29,7 +29,13 @@ def policy(*rules, **options) -> Policy:
 
 def gate(*rules, clock=None, store=None, **options) -> Gate:
     store = MemoryStore(clock=clock or ManualClock(NOON)) if store is None else store
-    return Gate(policy(*rules, **options), store=store)
+    return Gate(policy(*rules, **options), store=store, clock=clock)
+
+
+def failed_store() -> GuardedStore:
+    """A store whose server can't be reached."""
+    inner = RedisStore("redis://127.0.0.1:1", timeout="50ms")
+    return GuardedStore(inner, budget="1s", on_failure="closed", clock=ManualClock(NOON))
 
 
 def admitted(gate: Gate, user: str, times: int, mode: str = "ask") -> int:
@@ -205,9 +211,7 @@ def test_machines_share_a_capacity_on_redis(valkey, mode):
 @pytest.mark.parametrize(("action", "passed", "status"), [("open", 9, None), ("closed", 0, 503), ("local 1/10", 5, 503)])
 def test_while_the_store_fails_the_rule_decides(action, passed, status):
     """A failed store: open lets pass, closed refuses, local divides its part of the capacity in this process."""
-    store = GuardedStore(
-        RedisStore("redis://127.0.0.1:1", timeout="50ms"), budget="1s", on_failure="closed", clock=ManualClock(NOON)
-    )
+    store = failed_store()
     one = gate({**SHARED, "on_failure": action}, store=store, budget="1s")
     found = [asked(one, request(user="noisy")) for _ in range(9)]
     assert sum(each.allowed for each in found) == passed
@@ -261,13 +265,45 @@ def test_explained(tmp_path, capsys):
 def test_an_open_limit_does_not_open_the_capacity(action, passed, mode):
     """While the store fails, a request that the capacity refuses is refused, and counted once, also where others fail open."""
     capacity = {"name": "shared", "key": "user", "capacity": "2/min", "on_failure": action}
-    store = GuardedStore(
-        RedisStore("redis://127.0.0.1:1", timeout="50ms"), budget="1s", on_failure="closed", clock=ManualClock(NOON)
-    )
+    store = failed_store()
     one = gate(capacity, {"name": "open", "limit": "100/s", "on_failure": "open"}, store=store, budget="1s")
     assert admitted(one, "ann", 5, mode) == passed
     counted = one.snapshot()
     assert (counted.requests, counted.allowed, counted.refused) == (5, passed, 5 - passed)
+
+
+@pytest.mark.parametrize(("action", "status"), [("closed", 503), ("local 1/2", 429)])
+@pytest.mark.parametrize("mode", ["ask", "aask"])
+def test_a_limit_that_refuses_without_the_store_leaves_the_capacity(action, status, mode):
+    """While the store fails, a request that a limit refuses takes nothing of the capacity either."""
+    quota = {"name": "quota", "key": "user", "when": {"absent": "partner"}, "limit": "fixed window 2/min", "on_failure": action}
+    capacity = {"name": "shared", "key": "user", "capacity": "10/min", "on_failure": "local 1/2"}
+    one = gate(quota, capacity, clock=ManualClock(NOON), store=failed_store())
+    noisy = [asked(one, request(user="noisy"), mode) for _ in range(30)]
+    passed = sum(each.allowed for each in noisy)
+    assert [each.refusal.status for each in noisy if not each.allowed] == [status] * (30 - passed)
+    others = [asked(one, request(user="noisy", partner="p"), mode) for _ in range(30)]
+    alone = gate(capacity, clock=ManualClock(NOON), store=failed_store())
+    assert passed + sum(each.allowed for each in others) == admitted(alone, "noisy", 30, mode)
+    assert one.snapshot().rules[1].passed == passed + sum(each.allowed for each in others)
+
+
+@pytest.mark.parametrize("mode", ["ask", "aask"])
+def test_what_a_capacity_refuses_without_the_store_is_given_back(mode):
+    """While the store fails, a request that a capacity refuses gives back what its limits and other capacities have charged."""
+    rules = [
+        {"name": "quota", "key": "user", "limit": "fixed window 100/h", "on_failure": "local 1/1"},
+        {"name": "wide", "key": "user", "capacity": "60/s", "on_failure": "local 1/1"},
+        {"name": "narrow", "key": "user", "capacity": "2/s", "when": {"present": "partner"}, "on_failure": "local 1/1"},
+    ]
+    one = gate(*rules, clock=ManualClock(NOON), store=failed_store())
+    passed = sum(asked(one, request(user="ann", partner="p"), mode).allowed for _ in range(50))
+    assert 0 < passed < 10
+    then = asked(one, request(user="ann"), mode)
+    assert then.allowed
+    assert then.decision.remaining == 100 - passed - 1
+    rest, alone = admitted(one, "ann", 100, mode), gate(rules[1], clock=ManualClock(NOON), store=failed_store())
+    assert passed + 1 + rest == admitted(alone, "ann", 200, mode)
 
 
 def test_a_refusal_is_counted_once():

@@ -49,11 +49,18 @@ class FailureAnswers:
 
     def answer(self, gate: Evaluator, evaluation: Evaluation, failure: Decision | StoreError) -> Evaluation:
         """The evaluation of a request that the store did not decide."""
+        refused, charged = self.decide(gate, evaluation, failure)
+        return gate._allow(evaluation, charged) if refused is None else refused
+
+    def decide(
+        self, gate: Evaluator, evaluation: Evaluation, failure: Decision | StoreError
+    ) -> tuple[Evaluation | None, Decision | None]:
+        """The request refused, or None and what was charged to shares; all of its rules that are left are local."""
         evaluation.special = evaluation.needs_settlement = False
         gate._publish(STORE_FAILED, evaluation, failure if isinstance(failure, StoreError) else None)
         closed = [entry for entry in evaluation.entries if entry.rule.on_failure.action == CLOSED]
         if closed:
-            return self._refuse(gate, evaluation, max(closed, key=lambda entry: precedence(entry.rule)), failure)
+            return self._refuse(gate, evaluation, max(closed, key=lambda entry: precedence(entry.rule)), failure), None
         assert evaluation.costs is not None
         entries = zip(evaluation.entries, evaluation.keys, evaluation.costs, strict=True)
         local = [one for one in entries if one[0].rule.on_failure.action == LOCAL]
@@ -65,9 +72,9 @@ class FailureAnswers:
                 else:
                     rule.failed_open += 1
         evaluation.entries, evaluation.keys, evaluation.costs = ([one[i] for one in local] for i in range(3))  # type: ignore[assignment]
-        return self._decide(gate, evaluation) if local else gate._allow(evaluation, None)
+        return self._decide(gate, evaluation) if local else (None, None)
 
-    def _decide(self, gate: Evaluator, evaluation: Evaluation) -> Evaluation:
+    def _decide(self, gate: Evaluator, evaluation: Evaluation) -> tuple[Evaluation | None, Decision | None]:
         """Decides on the declared shares. Limits with different shares are charged one after the other; if one refuses, the
         others are given back and asked again without a charge, so that the retry is the longest of all."""
         assert evaluation.costs is not None
@@ -79,10 +86,10 @@ class FailureAnswers:
             if not parts[-1].allowed:
                 for (other, back), charged in zip(asked, parts[:-1], strict=False):
                     other.give_back(back, charged.start_us)
-                return gate._refuse(evaluation, Decisions.join([one.decide(claims, 0, False) for one, claims in asked]))
+                return gate._refuse(evaluation, Decisions.join([one.decide(claims, 0, False) for one, claims in asked])), None
         evaluation.claims = [claim for _, claims in asked for claim in claims]
         evaluation.needs_settlement = any(entry.compiled_rule.needs_settlement for entry in evaluation.entries)
-        return gate._allow(evaluation, Decisions.join(parts))
+        return None, Decisions.join(parts)
 
     def give_back(self, entry: Entry, claims: list[Claim], charged: Decision) -> None:
         """Gives back what was charged to the share of a rule, also after the store has recovered."""

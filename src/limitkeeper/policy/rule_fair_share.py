@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 #: When to retry a request that was refused because the store failed.
 RETRY_US = 1_000_000
+LOCAL_SHARE = "local_share"
 
 
 def fair_share_of(capacity: Capacity, name: str, store: Store | None, clock: Clock, part: float = 1.0) -> FairShare:
@@ -71,6 +72,13 @@ class RuleCapacity:
             return (yield call)  # type: ignore[no-any-return]
         return (yield from self._guard.plan_guarded(call, [Claim(self._limit, key, 1)]))  # type: ignore[no-any-return]
 
+    def plan_give_back(self, key: str, cost: int, source: str) -> Plan[None]:
+        """Gives a hit back where it was charged, as `source` says; rules that are open charge nothing."""
+        if source == LOCAL_SHARE and self._local is not None:
+            self._local.refund(key, cost)
+        elif source == "store":
+            yield from self.plan_call("refund", key, cost)
+
     def without_store(self, key: str, cost: int) -> Decision:
         """The decision of `on_failure`."""
         action = self.rule.on_failure.action
@@ -81,7 +89,7 @@ class RuleCapacity:
             self._local = fair_share_of(self.capacity, self.rule.name, None, self._clock, part)
         found = self._local.hit(key, cost)
         fields = (found.allowed, found.limit, found.remaining, found.retry_us, found.reset_us, 0, found.start_us, self.rule.name)
-        return Decision(*fields, source="local_share")
+        return Decision(*fields, source=LOCAL_SHARE)
 
 
 class CapacityClaim(NamedTuple):
@@ -101,16 +109,16 @@ def add(evaluation: Evaluation, rule: CompiledRule, key: str, cost: int) -> None
 def ask(gate: Evaluator, evaluation: Evaluation, charged: Decision | None, store_fails: bool = False) -> Plan[Evaluation | None]:
     """Charges the capacities of a request that the limits have allowed with the decision `charged`. None: all admit it; otherwise
     its evaluation, refused, with everything given back."""
-    taken: list[CapacityClaim] = []
+    taken: list[tuple[CapacityClaim, str]] = []
     for one in evaluation.capacity or ():
         decision = None if store_fails else (yield from _hit(gate, evaluation, one))
         decision = one.rule.capacity.without_store(one.key, one.cost) if decision is None else decision
         if decision.source == OPEN:
             one.rule.failed_open += 1
-        elif decision.source == "local_share":
+        elif decision.source == LOCAL_SHARE:
             one.rule.failed_local += 1
         if decision.allowed:
-            taken += [one] if decision.source == "store" else []
+            taken.append((one, decision.source))
             one.rule.passed += 1
         elif one.rule.shadow:
             one.rule.shadow_refused += 1
@@ -126,9 +134,11 @@ def ask(gate: Evaluator, evaluation: Evaluation, charged: Decision | None, store
 
 
 def answer_failure(gate: Evaluator, evaluation: Evaluation, failure: Decision | StoreError) -> Plan[Evaluation]:
-    """The evaluation of a request while the store fails: that of its capacities, then of its limits."""
-    refused = yield from ask(gate, evaluation, None, store_fails=True)
-    return gate._on_failure.answer(gate, evaluation, failure) if refused is None else refused
+    """The evaluation of a request while the store fails: that of its limits, then of its capacities."""
+    refused, charged = gate._on_failure.decide(gate, evaluation, failure)
+    if refused is None:
+        refused = yield from ask(gate, evaluation, charged, store_fails=True)
+    return gate._allow(evaluation, charged) if refused is None else refused
 
 
 def _hit(gate: Evaluator, evaluation: Evaluation, one: CapacityClaim) -> Plan[Decision | None]:
@@ -139,15 +149,20 @@ def _hit(gate: Evaluator, evaluation: Evaluation, one: CapacityClaim) -> Plan[De
         return None
 
 
-def _give_back(gate: Evaluator, evaluation: Evaluation, charged: Decision | None, taken: list[CapacityClaim]) -> Plan[None]:
+def _give_back(
+    gate: Evaluator, evaluation: Evaluation, charged: Decision | None, taken: list[tuple[CapacityClaim, str]]
+) -> Plan[None]:
     """Gives back what the limits and the other capacities have charged. If the store fails now, it stays charged."""
     try:
-        if charged is not None and evaluation.entries:
+        if charged is not None and gate._on_failure.has_failed(charged):
+            for entry, claim, part in zip(evaluation.entries, gate._claims(evaluation), charged.decisions, strict=True):
+                gate._on_failure.give_back(entry, [claim], part)
+        elif charged is not None and evaluation.entries:
             yield leave(evaluation.compiled.store, charges_of(evaluation, charged, enumerate(gate._claims(evaluation))))
         yield from release_marks(gate, evaluation)
-        for one in taken:
+        for one, source in taken:
             one.rule.passed -= 1
-            yield from one.rule.capacity.plan_call("refund", one.key, one.cost)
+            yield from one.rule.capacity.plan_give_back(one.key, one.cost, source)
     except StoreError as error:
         gate._publish(STORE_FAILED, evaluation, error)
 
