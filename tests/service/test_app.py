@@ -20,6 +20,7 @@ from limitkeeper.stores import MemoryStore
 from limitkeeper.stores.sans_io import arun, run
 from limitkeeper.stores.shared import SharedStore
 from limitkeeper.testing import ManualClock
+from stand_ins import WrappedStore
 
 SECRET = b"0123456789abcdef"
 LIMITS = [
@@ -424,6 +425,22 @@ def test_a_reservation_of_a_rule_in_shadow_mode_is_settled_too(clock):
     assert [one.evaluation.shadows for one in (first, second)] == [(), ("llm",)]
     assert run(app.settle(first.token, 100)) is run(app.settle(second.token, 100)) is True
     assert run(app.peek(app.checked_hit("llm", "42"))).remaining == 900
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("action", [{"on_failure": "open"}, {"on_failure": "local 1/2"}, {"on_refusal": "shadow"}])
+def test_a_reservation_that_the_store_did_not_charge_gives_it_nothing_back(clock, local, action):
+    """Settling what was admitted while the store failed is no refund of what it charged before, and no charge."""
+    rule = {"name": "tokens", "key": "ip", "limit": "fixed window 10/h", **action}
+    app = application(store := WrappedStore(MemoryStore(clock=clock), local), clock, Policy.of(limits=[rule]))
+    assert run(app.reserve(app.checked_hit("tokens", "42", 6))).token
+    store.failing = {"decide", "decide_many"}
+    tokens = [run(app.reserve(app.checked_hit("tokens", "42", 2))).token for _ in range(2)]
+    store.failing.clear()
+    clock.advance(30)  # the guard asks again
+    for token, used in zip(tokens, (0, 4), strict=True):
+        assert run(app.settle(token, used)) is True
+        assert run(app.peek(app.checked_hit("tokens", "42"))).remaining == 4
 
 
 def test_a_settled_reservation_leaves_its_place_among_requests_at_a_time(clock):

@@ -177,9 +177,11 @@ class Application:
         if not evaluation.allowed:
             return Reserved(evaluation, "")
         claims, decision = evaluation.claims, evaluation.decision
-        for _, charged, decision in evaluation.shadow or ():  # settled as other charges are
-            claims = charged if decision and not GuardedStore.answered_here(decision) else None
-        return Reserved(evaluation, self._tokens.issue(claims or (), decision, hit[0].config.concurrent))
+        if evaluation.shadow:  # settled as other charges are
+            _, claims, decision = evaluation.shadow[0]
+        charged = decision is not None and decision.allowed and not GuardedStore.answered_here(decision)  # by the store
+        held = claims if charged and claims is not None else ()
+        return Reserved(evaluation, self._tokens.issue(held, decision, hit[0].config.concurrent))
 
     def settle(self, token: str, used: int) -> Plan[bool]:
         """Sets the actual cost of a reservation: gives the rest back, or charges the difference; its place among requests at a
