@@ -154,6 +154,24 @@ def test_nothing_is_said_after_the_end(gate_of):
     assert heard == ["websocket.receive", *["websocket.disconnect"] * 3]
 
 
+@pytest.mark.parametrize("error", [OSError("disconnected"), RuntimeError("closed before")])
+def test_a_message_too_many_of_a_client_that_has_disconnected(gate_of, error):
+    """An app gets the disconnect also where the server raises, since the connection that the limit closes was closed before."""
+    log: list[str] = []
+    came = [{"type": "websocket.connect"}, *[{"type": "websocket.receive", "text": "x"}] * 4]
+
+    async def receive() -> Any:
+        return came.pop(0)
+
+    async def send(message: Any) -> None:
+        if message["type"] == "websocket.close":
+            raise error
+
+    scope = {"type": "websocket", "path": "/chat", "headers": [], "query_string": b"", "client": ("192.0.2.1", 1)}
+    asyncio.run(chat(gate_of(MESSAGES), log)(scope, receive, send))
+    assert log == ["1013 Slow down."]
+
+
 def test_messages_keep_the_identity_of_their_handshake(store, clock):
     """A token that expires while its connection is open leaves the limit, the tier and the penalty box of its user in force."""
     verifier = Verifier(SECRET, ("HS256",), now_us=clock.now_us)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -476,5 +477,6 @@ class LimitedWebSocket(SettlingWebSocket):
         """Closes the connection, and returns the disconnect message for the app."""
         reason = close_reason(evaluation)
         self.closed = True
-        await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": reason})
+        with suppress(Exception):  # servers raise where the client has disconnected, or the app has closed the connection
+            await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": reason})
         return {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": reason}
