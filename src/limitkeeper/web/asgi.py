@@ -29,7 +29,20 @@ from ..policy.path_matcher import MESSAGE
 from ..stores import Store
 from .headers import ASGIApp, AsgiRequestContext, HeaderSend, Message, Receive, Scope, Send, add_fields, admit, fields, has_origin
 from .refusal_body import body
-from .response_settlement import DEGRADED, FAILED, GONE, UNKNOWN, Settlement, byte_length, is_cancelled, outcome_after, outcome_of
+from .response_settlement import (
+    DEGRADED,
+    EVALUATED,
+    EVALUATIONS,
+    FAILED,
+    GONE,
+    UNKNOWN,
+    Settlement,
+    as_received,
+    byte_length,
+    is_cancelled,
+    outcome_after,
+    outcome_of,
+)
 
 #: The close code "Try Again Later" of RFC 6455's registry, and the most bytes of a close frame's reason.
 TRY_AGAIN_LATER, MAX_REASON = 1013, 123
@@ -306,6 +319,7 @@ class SettlingSend:
         self.start = start
         self.send = send
         self.scope = scope
+        self.before = dict(scope)
         self.content_length: int | None = None
         self.held: Message | None = None
         self.disconnected = self.refused = False
@@ -350,10 +364,18 @@ class SettlingSend:
         refusing = await self.settlement.aafford(size) if size else None
         if refusing is not None:
             self.refused = True
-            await refuse(refusing, self.scope, disconnected, self.send)
+            await refuse(refusing, self.scope_again(), disconnected, self.send)
             return
         evaluations = self.settlement.evaluations
         await self.send(self.start(start) if self.start is not None else add_fields(start, fields(evaluations[0])))
+
+    def scope_again(self) -> Scope:
+        """The scope for a degrade handler, which may run the application again: limits of routes that were evaluated are not
+        evaluated again. What it sends is marked as reduced in this scope too, where a StaleCache looks."""
+        self.scope[DEGRADED] = True
+        limits = getattr(self.scope.get(EVALUATIONS), "limits", ())
+        evaluated = (*self.scope.get(EVALUATED, ()), *limits)
+        return {**as_received(self.before, self.scope), EVALUATED: evaluated}
 
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
         """Calls the app and settles, however it ends."""

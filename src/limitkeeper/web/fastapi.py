@@ -56,7 +56,8 @@ from .found_route import found_route
 from .handler_limit import DEPTH, PARENTHESES, Handler, check_order, combined_fields, count_limit, located_name, rule_name
 from .headers import fields, merge
 from .refusal_body import body
-from .starlette import EVALUATIONS, RequestEvaluations, RouteLimit, by_policy, degraded, evaluations_of, route_location
+from .response_settlement import EVALUATIONS
+from .starlette import RequestEvaluations, RouteLimit, by_policy, degraded, evaluations_of, route_location
 
 E = TypeVar("E", bound=Handler)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from _thread import start_new_thread
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +23,9 @@ GONE = 499
 #: The key, in a scope or an environ, of a request that was handed to a degrade handler: limits of the view that answers it are
 #: evaluated after that, and do not change it.
 DEGRADED = "limitkeeper.degraded"
+#: The scope keys of a request's RequestEvaluations; and for a degrade handler that runs the application again of the limits that
+#: were evaluated before.
+EVALUATIONS, EVALUATED = "limitkeeper.evaluations", "limitkeeper.evaluated"
 #: The versions of policies that unsettled bodies need, by the settlement's id. A body that is garbage in a reference cycle is
 #: settled by its finalizer; its store, if it were garbage in the same cycle, could be closed before that.
 unsettled: dict[int, list[object]] = {}
@@ -54,6 +57,12 @@ def outcome_after(disconnected: bool, status: int) -> int:
     """The outcome of a response that begins after its client has disconnected: an error may be due to that, and says nothing
     about the request, so it is unknown."""
     return UNKNOWN if disconnected and status >= 400 else status
+
+
+def as_received(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The scope or environ of a request as it came, for a degrade handler after the application has run: applications change it
+    where they are mounted, and would find another route. What limits have kept in it stays."""
+    return {**before, **{name: value for name, value in now.items() if name.startswith("limitkeeper")}, DEGRADED: True}
 
 
 def detach_request(evaluation: Evaluation, origin: bool) -> Evaluation:

@@ -81,14 +81,24 @@ from .handler_limit import (
 )
 from .headers import ASGIApp, AsgiRequestContext, Fields, HeaderSend, Receive, Scope, Send, add_fields, has_origin, merge
 from .refusal_body import body
-from .response_settlement import DEGRADED, GONE, NOT_SENT, UNKNOWN, detach_request, is_cancelled, outcome_after, outcome_of
+from .response_settlement import (
+    DEGRADED,
+    EVALUATED,
+    EVALUATIONS,
+    GONE,
+    NOT_SENT,
+    UNKNOWN,
+    detach_request,
+    is_cancelled,
+    outcome_after,
+    outcome_of,
+)
 
 E = TypeVar("E", bound=Handler)
 
 log = logging.getLogger("limitkeeper")
-#: The scope keys of a request's RequestEvaluations; and for a degrade handler that runs the application again of the limits that
-#: were evaluated before, and of the evaluation by the policy's middleware, whose place in the scope a limit may take.
-EVALUATIONS, EVALUATED, BY_POLICY = "limitkeeper.evaluations", "limitkeeper.evaluated", "limitkeeper.by_policy"
+#: The scope key of the evaluation by the policy's middleware, whose place in the scope a limit may take.
+BY_POLICY = "limitkeeper.by_policy"
 
 
 class RequestEvaluations:

@@ -43,7 +43,7 @@ from ..stores import Store
 from .field_names import SPELLING
 from .headers import text_fields
 from .refusal_body import body
-from .response_settlement import DEGRADED, GONE, UNKNOWN, Settlement, SettlingBody, WatchedInput, byte_length
+from .response_settlement import DEGRADED, GONE, UNKNOWN, Settlement, SettlingBody, WatchedInput, as_received, byte_length
 
 Environ = dict[str, Any]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
@@ -326,6 +326,7 @@ class RateLimitMiddleware:
         settlement = Settlement([evaluation], head=environ["REQUEST_METHOD"] == "HEAD")
         start = SettlingStartResponse(start_response, evaluation, settlement)
         environ["wsgi.input"] = WatchedInput(environ["wsgi.input"], environ.get("CONTENT_LENGTH"), settlement)
+        before = dict(environ)
         chunks: Iterable[bytes] = ()
         try:
             chunks = self.app(environ, start)
@@ -356,8 +357,10 @@ class RateLimitMiddleware:
             raise
         if refusing is not None:
             close_body(chunks)
-            environ[HAS_RUN] = True
-            return self.refuse(refusing, environ, start_response)
+            environ[HAS_RUN] = environ[DEGRADED] = True  # a StaleCache may look at this environ
+            again = as_received(before, environ)
+            again["wsgi.input"] = environ["wsgi.input"]
+            return self.refuse(refusing, again, start_response)
         settlement.settle(failed=not settlement.status)  # servers answer 500 where no status was given
         return chunks
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import httpx
 import pytest
+import werkzeug.test
 from django.core.handlers.wsgi import WSGIRequest
 from django.http import HttpResponse
 from django_asgi import configure
@@ -20,8 +21,9 @@ from flask import request as flask_request
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette_client import TestClient
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from wsgi_apps import environ_of
 
 from limitkeeper import MemoryStore
@@ -331,3 +333,58 @@ def test_a_rule_that_a_route_names_bounds_its_reduced_responses():
     answers = exchange(RateLimitMiddleware(apps[0], gate), *"abcd")
     assert [status for status, _ in answers] == [200, 200, 200, 429]
     assert [text for _, text in answers[:3]] == ["all of a", "less of a", "less of a"]
+
+
+def mounted_asgi() -> Any:
+    """An application with one route at `/a` and another at `/sub/a`, and the client of its limit by size."""
+
+    async def other(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("other")
+
+    async def view(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("less" if is_reduced(request) else "x" * 6)
+
+    inner = Starlette(routes=[Route("/a", other), Mount("/sub", routes=[Route("/a", view)])])
+    return TestClient(RateLimitMiddleware(inner, BY_SIZE, store=MemoryStore(), handlers={"later": inner}))
+
+
+def mounted_wsgi() -> Any:
+    def view(request: werkzeug.Request) -> werkzeug.Response:
+        return werkzeug.Response("less" if is_reduced(request) else "x" * 6)
+
+    application = werkzeug.Request.application
+    inner = DispatcherMiddleware(application(lambda request: werkzeug.Response("other")), {"/sub": application(view)})
+    return werkzeug.test.Client(WsgiMiddleware(inner, BY_SIZE, store=MemoryStore(), handlers={"later": inner}))
+
+
+@pytest.mark.parametrize("client", [mounted_asgi, mounted_wsgi])
+def test_a_response_that_is_too_large_is_replaced_by_one_of_the_same_route(client):
+    """A mount changes the scope or environ: the handler gets it as the middleware did."""
+    asking = client()
+    assert [asking.get("/sub/a").text for _ in range(2)] == ["xxxxxx", "less"]
+
+
+@pytest.mark.parametrize("framework", ["starlette", "fastapi"])
+def test_a_route_whose_response_is_too_large_runs_once_more(framework):
+    """Its handler runs the application again, where the limit that refused the size is not evaluated again."""
+    calls: list[bool] = []
+    apps: list[Any] = []
+
+    async def again(scope: Any, receive: Any, send: Any) -> None:
+        await apps[0](scope, receive, send)
+
+    gate = Gate(BY_SIZE, store=MemoryStore(), handlers={"later": again})
+
+    async def view(request: FastApiRequest) -> PlainTextResponse:
+        calls.append(is_reduced(request))
+        return PlainTextResponse("x" * 6)
+
+    if framework == "starlette":
+        apps.append(Starlette(routes=[Route("/", starlette.limit(policy=gate, rule="bytes")(view))]))
+    else:
+        apps.append(FastAPI())
+        apps[0].get("/", dependencies=[Depends(RateLimit(policy=gate, rule="bytes"))])(view)
+        install(apps[0])
+    client = TestClient(apps[0])
+    assert [client.get("/").status_code for _ in range(2)] == [200, 200]
+    assert calls == [False, False, True]
