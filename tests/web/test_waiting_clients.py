@@ -340,6 +340,37 @@ def test_what_is_read_of_waiting_requests_is_bounded(gate, held, requests, part,
     assert asgi.read_bytes == 0
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_what_was_read_of_a_request_counts_until_its_application_has_read_it(gate, held, reads, monkeypatch):
+    """Or until the request ends: a handler that does not read the body leaves it in memory as long as it runs."""
+    monkeypatch.setattr(asgi, "MAX_READ_AHEAD", 2 * MIN_READ_AHEAD)
+    counted = []
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        counted.append(asgi.read_bytes > MIN_READ_AHEAD / 2)
+        for _ in range(200 if reads else 0):
+            await receive()
+        counted.append(asgi.read_bytes > 0)
+
+    async def endless() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b"x" * 1000, "more_body": True}
+
+    async def main() -> None:
+        limited = RateLimitMiddleware(app, policy=gate)
+        await gate.aask(AsgiRequestContext(scope_of("GET", "/", [], "192.0.2.1")))
+        task = asyncio.ensure_future(limited(scope_of("POST", "/", [], "192.0.2.1"), endless, Exchange(b"").send))
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        held.advance(1)
+        await task
+        await asyncio.sleep(0)
+
+    driven(main())
+    assert counted == [True, not reads]
+    assert asgi.read_bytes == 0
+
+
 @pytest.mark.parametrize("framework", ["plain", "flask", "flask-late", "django"])
 def test_waiting_leaves_threads_to_other_requests(framework, held, eventually):
     """With the default of one waiting thread, a server of four threads answers others however many clients want to wait, and the

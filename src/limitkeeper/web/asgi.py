@@ -47,7 +47,8 @@ from .response_settlement import (
 #: The close code "Try Again Later" of RFC 6455's registry, and the most bytes of a close frame's reason.
 TRY_AGAIN_LATER, MAX_REASON = 1013, 123
 #: How many bytes of a body are read while its request waits, to notice that its client disconnects: these of each request, and
-#: beyond them so many of one request and of all requests of this process together. A client that sent more is not noticed.
+#: beyond them so many of one request and of all requests of this process together, until their applications have read them or
+#: they end. A client that sent more is not noticed.
 MIN_READ_AHEAD, MAX_READ_AHEAD, TOTAL_READ_AHEAD = 1 << 16, 1 << 24, 1 << 26
 #: How many bytes a message takes besides its body.
 MESSAGE_SIZE = 512
@@ -216,12 +217,14 @@ async def read_body(scope: Scope, receive: Receive) -> Receive:
     return receive_after(read, receive)
 
 
-#: Bytes that waiting requests of this process have read beyond MIN_READ_AHEAD.
+#: Bytes that requests of this process have read ahead beyond MIN_READ_AHEAD, and their applications have not.
 read_bytes = 0
 
 
 class ReadAhead:
     """The messages of a client that are read while its request waits; `receive` is that of the application, which has them first.
+
+    What the application does not read is counted until the request ends: it is in memory as long.
 
     A `receive` that is under way when the wait ends is not cancelled, but left to the application: that of another middleware
     (Starlette's BaseHTTPMiddleware) would lose its message, a part of the body. After the whole body (`is_read`) it is cancelled:
@@ -231,27 +234,30 @@ class ReadAhead:
         self._receive = receive
         self._is_read = is_read
         self._read: deque[Message] = deque()
+        self._size = 0
         self._under_way: asyncio.Future[Message] | None = None
+
+    def _count(self, size: int) -> None:
+        """Adds to the size of the messages that are kept here."""
+        global read_bytes
+        before = max(0, self._size - MIN_READ_AHEAD)
+        self._size += size
+        read_bytes += max(0, self._size - MIN_READ_AHEAD) - before
 
     async def read(self, delay: float) -> None:
         """Reads until the client disconnects, and returns then. What is beyond the bounds is left to the application."""
-        global read_bytes
-        size = beyond = 0
         try:
             await asyncio.sleep(delay)
-            while size <= MIN_READ_AHEAD or (size <= MAX_READ_AHEAD and read_bytes <= TOTAL_READ_AHEAD):
+            while self._size <= MIN_READ_AHEAD or (self._size <= MAX_READ_AHEAD and read_bytes <= TOTAL_READ_AHEAD):
                 self._under_way = asyncio.ensure_future(self._receive())
                 message = await self._next(self._under_way)
                 self._read.append(message)
+                self._count(size_ahead(message))
                 if message["type"].endswith(".disconnect"):
                     return
                 self._is_read = message["type"] == "http.request" and not message.get("more_body", False)
-                size += len(message.get("body", b"")) + MESSAGE_SIZE
-                read_bytes += max(0, size - MIN_READ_AHEAD) - beyond
-                beyond = max(0, size - MIN_READ_AHEAD)
             await asyncio.Event().wait()
         finally:
-            read_bytes -= beyond
             if self._is_read and self._under_way is not None and self._under_way.cancel():
                 self._under_way = None
 
@@ -265,14 +271,24 @@ class ReadAhead:
 
     async def receive(self) -> Message:
         if self._read:
+            self._count(-size_ahead(self._read[0]))
             return self._read.popleft()
         return await (self._receive() if self._under_way is None else self._next(self._under_way))
 
     def end_with(self, task: asyncio.Task[Any] | None) -> None:
-        """Cancels a `receive` that is still under way at the end of the request's task."""
-        under_way = self._under_way
-        if under_way is not None and task is not None:
-            task.add_done_callback(lambda _: under_way.cancel())
+        """At the end of the request's task, drops what was not read, and cancels a `receive` that is still under way."""
+        if task is not None and (self._under_way is not None or self._read):
+            task.add_done_callback(self._end)
+
+    def _end(self, _: asyncio.Task[Any]) -> None:
+        self._count(-self._size)
+        self._read.clear()
+        if self._under_way is not None:
+            self._under_way.cancel()
+
+
+def size_ahead(message: Message) -> int:
+    return len(message.get("body", b"")) + MESSAGE_SIZE
 
 
 async def refuse(evaluation: Evaluation, scope: Scope, receive: Receive, send: Send) -> None:
