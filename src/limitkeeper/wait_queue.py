@@ -9,7 +9,7 @@ There is one queue per store, because limiters of one name share their state.
 
 All that leave a remote store in one iteration of an event loop leave in one call. It is sent when the decisions in progress on
 their keys are answered: a start behind it that is not known yet would keep the server from giving anything back. Decisions that
-begin later are held back for it, HOLD seconds at most, and it never waits for them: there is always one where they take longer.
+begin later are held back for it, for two round trips at most, and it never waits for them: there may always be one.
 
 FifoGate is for limits that can't reserve (the sliding window counter), one queue per key: the first waiter decides again after
 `retry_after`, the others wait until they are first.
@@ -41,8 +41,9 @@ Pair = tuple[Identity, str]
 BEGUN = -1
 #: Among how many waiters the next one of each event loop is looked for.
 LOOKAHEAD = 100
-#: Seconds for which a new decision is held back so that a call that gives back can precede it.
-HOLD = 0.02
+#: Seconds for which a new decision is held back so that a call that gives back can precede it: twice as long as the last one
+#: took, at least and at most this.
+HOLD, LONGEST_HOLD = 0.02, 0.25
 
 
 class AsyncEvent(asyncio.Event):
@@ -187,6 +188,7 @@ class Departures:
         self.one_call = asyncio.Lock()
         self.deciding: set[DecisionInProgress] = set()
         self.held = 0  # decisions that are held back
+        self.took = 0.0  # seconds, by the last decision that was answered
         self.sent = asyncio.Event()
 
     @asynccontextmanager
@@ -199,14 +201,16 @@ class Departures:
             self.held += 1
             try:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(HOLD):
+                    async with asyncio.timeout(min(max(HOLD, 2 * self.took), LONGEST_HOLD)):
                         await (self.sent.wait() if is_held else asyncio.sleep(0))
             finally:
                 self.held -= 1
-        one = DecisionInProgress(pairs)
+        one, now = DecisionInProgress(pairs), asyncio.get_running_loop().time
+        begun = now()
         self.deciding.add(one)
         try:
             yield
+            self.took = now() - begun
         finally:
             self.deciding.discard(one)
             one.answered.set()

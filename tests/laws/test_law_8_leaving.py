@@ -26,6 +26,7 @@ from limitkeeper import (
     SharedStore,
     SlidingWindowLog,
     TokenBucket,
+    wait_queue,
 )
 from limitkeeper.algorithms.claim import Claim
 from limitkeeper.stores import Store
@@ -40,7 +41,10 @@ MakeStore = Callable[[VirtualClock], Store]
 
 
 @pytest.fixture(params=["memory", "shared", "redis"])
-def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
+def make_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStore]:
+    """The stores. A decision is held back for a departure however long that takes: its bound is in real time."""
+    monkeypatch.setattr(wait_queue, "HOLD", 60)
+    monkeypatch.setattr(wait_queue, "LONGEST_HOLD", 60)
     numbers = count()
     if request.param == "memory":
         yield lambda clock: MemoryStore(clock=clock)
