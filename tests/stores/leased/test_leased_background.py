@@ -11,7 +11,9 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from leased_fleet import Tally
@@ -26,6 +28,8 @@ from limitkeeper import (
     StoreUnavailable,
     TokenBucket,
 )
+from limitkeeper.clock import SystemClock
+from limitkeeper.stores.leased.lease_maintenance import Background
 from limitkeeper.stores.sans_io import run
 
 PLENTY = "100000/s burst 100000"
@@ -223,6 +227,38 @@ def test_waking_the_background_of_a_loop_again_and_again_makes_one_task():
 
     with LeasedStore(FarStore()) as store:
         assert asyncio.run(work(store.background)) == 1
+
+
+class PlannedRounds:
+    """A Maintenance that makes as many rounds as are planned."""
+
+    refill = SimpleNamespace(parent=SimpleNamespace(local=False))
+    planned, made = 0, 0
+
+    def pause_s(self) -> float | None:
+        return 0 if self.planned else None
+
+    def attempt_round(self) -> Iterator[None]:
+        self.planned, self.made = self.planned - 1, self.made + 1
+        yield from ()
+
+
+def test_a_background_that_is_woken_while_it_ends_goes_on():
+    """A batch that arrives in the iteration of the loop in which the task has found nothing to do."""
+    rounds = PlannedRounds()
+    background = Background(rounds, threading.Thread, SystemClock())
+
+    async def main() -> None:
+        background.wake()
+        await asyncio.sleep(0)  # the task has run to its end, which its loop has not announced yet
+        rounds.planned = 1
+        background.wake()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert rounds.made == 1
+    assert background.thread is None
 
 
 @pytest.mark.parametrize("rule", [FixedWindow("1000/d"), SlidingWindowLog("1000/d")], ids=str)

@@ -171,10 +171,10 @@ class Background:
                 await asyncio.sleep(0)  # callers first, also where a round has not waited
 
     def _end_task(self, task: asyncio.Task[None], loop: asyncio.AbstractEventLoop) -> None:
-        self._on_loops.pop(loop, None)
+        found = self._on_loops.pop(loop, None)
         if task.cancelled():  # as a loop that ends does with its tasks
             self._note_end()
-        if self._loops_end:
+        if self._loops_end or (found is not None and found[1].is_set()):  # woken after it had found nothing to do
             with suppress(RuntimeError):  # no thread can be started when the process ends
                 self.wake()
 
