@@ -526,7 +526,7 @@ class Evaluator:
         retry_us: cython.longlong = retry_of(evaluation.entries, decision) if concurrent else decision.retry_us
         retry_us = max(retry_us, penalty_us) if retry_us >= 0 else retry_us
         earliest_us: cython.longlong = decision.start_us - decision.wait_us + retry_us
-        delay_us: cython.longlong = client_delay(evaluation, earliest_us, spread_us) if spread_us else 0
+        delay_us: cython.longlong = client_delay(evaluation, earliest_us, spread_us, retry_us) if spread_us else 0
         if len(evaluation.entries) == 1:
             refusal = refusal_by(decision, entry, decision, (entry.label,), evaluation.reason, retry_us, delay_us)
         else:

@@ -102,6 +102,6 @@ class FailureAnswers:
         entry.compiled_rule.failed_closed += 1
         entry.compiled_rule.refused += 1
         spread_us = rule.retry_after.spread_us
-        delay_us = client_delay(evaluation, self._clock.now_us() + retry_us, spread_us) if spread_us else 0
+        delay_us = client_delay(evaluation, self._clock.now_us() + retry_us, spread_us, retry_us) if spread_us else 0
         gate._count_refused(evaluation, refusal_without_limit(STORE, status, retry_us, rule, (entry.label,), delay_us))
         return evaluation

@@ -120,16 +120,23 @@ def call_message(refusal: Refusal, context: Any) -> None:
         callback_errors.report("%s: expected a string, got %s", callback_name(call), type(text).__name__)
 
 
-def client_delay(evaluation: Any, earliest_us: int, spread_us: int) -> int:
+def client_delay(evaluation: Any, earliest_us: int, spread_us: int, retry_us: int) -> int:
     """The part of a spread, in microseconds, by which a client's retry is delayed: a keyed hash of the client (its address and
-    its keys under all rules) and of the interval of its earliest retry. A client that is refused again is sent the same
-    moment."""
+    its keys under all rules) and of the interval of its earliest retry. A client that is refused again is sent the same moment.
+
+    The whole second that is sent lies in the same twentieth of the spread: of 21 whole seconds one twentieth has two, and so
+    could have a tenth of the clients."""
     interval = (earliest_us + spread_us // 2) // spread_us  # rounded: windows end where intervals would begin
     context = evaluation.context  # None: a hit of a single rule, without a request
     address = None if context is None else identity_of(evaluation.compiled.identities, context, "ip")
     text = join_key([f"retry {interval}", address, *evaluation.keys])
-    digest = hmac.digest(evaluation.gate.secret, text.encode("utf-8", "surrogatepass"), "sha256")
-    return int.from_bytes(digest[:8], "big") * spread_us >> 64
+    place = int.from_bytes(hmac.digest(evaluation.gate.secret, text.encode("utf-8", "surrogatepass"), "sha256")[:8], "big")
+    delay_us = place * spread_us >> 64
+    if spread_us >= 20_000_000:
+        sent_us = delay_us // 1_000_000 * 1_000_000 + -retry_us % 1_000_000
+        twentieths = (place * 20 >> 64) - sent_us * 20 // spread_us
+        delay_us = min(delay_us + twentieths * 1_000_000, spread_us - 1)
+    return delay_us
 
 
 def block(evaluation: Any, entries: tuple[Entry, ...], key: str, cost: int) -> None:

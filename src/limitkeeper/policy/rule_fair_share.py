@@ -177,10 +177,10 @@ def _refuse(gate: Evaluator, evaluation: Evaluation, one: CapacityClaim, decisio
     evaluation.decision = None
     if evaluation.context is None:
         evaluation.entries, evaluation.keys, evaluation.decision = [entry], [one.key], None if failed else decision
-    spread_us = rule.spread_us if decision.retry_us >= 0 else 0
-    delay_us = client_delay(evaluation, rule.capacity.now_us() + decision.retry_us, spread_us) if spread_us else 0
+    spread_us, retry_us = rule.spread_us if decision.retry_us >= 0 else 0, decision.retry_us
+    delay_us = client_delay(evaluation, rule.capacity.now_us() + retry_us, spread_us, retry_us) if spread_us else 0
     reason = STORE if failed else CAPACITY
-    refusal = refusal_by(decision, entry, decision, (entry.label,), reason, decision.retry_us, delay_us)
+    refusal = refusal_by(decision, entry, decision, (entry.label,), reason, retry_us, delay_us)
     gate._count_refused(evaluation, refusal)
     gate._publish(REFUSED, evaluation)
     return evaluation
