@@ -409,13 +409,13 @@ ROOM = 20
 RULE = {"name": "api", "key": "user", "limit": "fixed window 3/h"}
 
 
-def gate_with(store, call) -> Gate:
-    rule = {**RULE, "overrides": {"call": call, "keep": "1h"}}
+def gate_with(store, call, **said) -> Gate:
+    rule = {**RULE, "overrides": {"call": call, "keep": "1h"}, **said}
     return Gate(Policy.of(identify={"user": {"header": "X-User"}}, limits=[rule]), store=store)
 
 
 def by_user(user: object) -> WrittenRequest:
-    return WrittenRequest("GET", "/", headers={"X-User": str(user)})
+    return WrittenRequest("GET", "/", headers={"X-User": str(user), "Idempotency-Key": "k"})
 
 
 @pytest.fixture(params=["memory", "guarded", "shared"])
@@ -445,6 +445,15 @@ def test_an_override_without_room_is_decided_by_the_base_limit(small_store, capl
         assert len(heard) == refused  # once for each limit
         assert "own limit" in caplog.text
         assert [one.applies for one in gate.explain(by_user(ROOM * 2 - 1))] == [True]
+
+
+def test_an_override_whose_repetitions_have_no_room_is_decided_by_the_base_limit(small_store):
+    """A rule with `once` needs two limits for each override; where one of them does not fit, no repetition fails."""
+    with gate_with(small_store, lambda key: f"fixed window {100 + int(key)}/h", once="Idempotency-Key") as gate:
+        found = [[gate.ask(by_user(n)) for _ in range(3)] for n in range(ROOM * 2)]
+        assert all(one.allowed for several in found for one in several)
+        assert [several[0].decision.limit for several in found[-10:]] == [3] * 10
+        assert gate.explain(by_user(ROOM * 2 - 1))[0].applies
 
 
 def test_an_algorithm_that_the_store_does_not_have_is_no_error_of_a_request():

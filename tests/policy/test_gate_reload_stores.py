@@ -66,6 +66,23 @@ def test_limits_that_a_reload_removed_leave_the_store():
     assert gate.ask(request()).decision.remaining == 3  # two of the last hour
 
 
+def test_limits_for_repetitions_leave_the_store_with_their_rule():
+    """The tables of a rule with `once` go too: its limit, its marks, and its limit for repetitions."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+
+    def policy(n: int) -> Policy:
+        return Policy.of(limits=[{"name": f"r{n}", "key": "ip", "limit": "fixed window 5/min", "once": "Idempotency-Key"}])
+
+    gate = Gate(policy(0), store=store)
+    for n in range(1, 20):
+        for _ in range(2):
+            gate.ask(request(**{"Idempotency-Key": "k"}))
+        clock.advance(48 * 3600)
+        gate.reload(policy(n))
+    assert {name.partition(" ")[0] for name in tables(store)} <= {"r18", "r19"}
+
+
 def test_a_removed_limit_that_is_in_use_is_not_forgiven():
     """A rule that a reload removed and the next one brought back keeps its state."""
     store = MemoryStore(clock=ManualClock())

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -148,8 +148,8 @@ class Gate(Evaluator):
     def register_override(self, rule: CompiledRule, entries: tuple[Entry, ...]) -> bool:
         """Registers limits of single keys that came at run time. False, and an alert, when the store has no room for them."""
         try:
-            for entry in entries:
-                self.store.register(entry.named)
+            for limit in named_limits(entries):
+                self.store.register(limit)
         except ConfigurationError as error:
             self._alert_override(rule, error)
             return False
@@ -336,7 +336,12 @@ def use_store(compiled: CompiledPolicy, opened: OpenedStore) -> None:
 def limits_of(compiled: CompiledPolicy) -> list[NamedLimit]:
     """All limits that a version has used so far."""
     entries = [entry for rule in compiled.rules for found in rule.entries_by_limits.values() for entry in found]
-    return [entry.named for entry in entries] + [rule.idempotent for rule in compiled.rules if rule.idempotent is not None]
+    return named_limits(entries) + [rule.idempotent for rule in compiled.rules if rule.idempotent is not None]
+
+
+def named_limits(entries: Iterable[Entry]) -> list[NamedLimit]:
+    """The limits of entries in the store, with those for repetitions."""
+    return [limit for entry in entries for limit in (entry.named, entry.replays) if limit is not None]
 
 
 def gate_of(policy: Policy | str | Path | Gate, **options: Any) -> Gate:
