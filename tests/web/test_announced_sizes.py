@@ -209,7 +209,14 @@ def wsgi_generator(environ: Any, start_response: Any) -> Any:
     yield b"x" * (LARGE // 2)
 
 
-@pytest.mark.parametrize("app", [wsgi_list, wsgi_iterator, wsgi_generator])
+def wsgi_write(environ: Any, start_response: Any) -> Any:
+    write = start_response("200 OK", [("Content-Length", str(LARGE))])
+    write(b"x" * (LARGE // 2))
+    write(b"x" * (LARGE // 2))
+    return []
+
+
+@pytest.mark.parametrize("app", [wsgi_list, wsgi_iterator, wsgi_generator, wsgi_write])
 def test_wsgi_applications(app, gate, store):
     """However an application gives its body, a second start of the response replaces the first before anything is sent."""
     running = InProcess(WsgiMiddleware(app, gate), [])

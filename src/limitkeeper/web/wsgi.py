@@ -224,15 +224,17 @@ def spell(found: list[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
 class SettlingStartResponse(HeaderStartResponse):
     """A HeaderStartResponse that reports to a settlement: the status, the bytes sent through `write`, and Content-Length.
 
-    The server's is called by `release`, when it is known that the response is sent, or by the first `write`.
+    The server's is called by `release`, when it is known that the response is sent, or by the first `write`; `refusing` is the
+    evaluation that can't hold the length announced before that: then nothing is written.
     """
 
-    __slots__ = ("_held", "_write", "content_length", "settlement")
+    __slots__ = ("_held", "_write", "content_length", "refusing", "settlement")
 
     def __init__(self, start_response: StartResponse, evaluation: Evaluation, settlement: Settlement) -> None:
         super().__init__(start_response, evaluation)
         self.settlement = settlement
         self.content_length: int | None = None
+        self.refusing: Evaluation | None = None
         self._held: tuple[Any, ...] | None = None
         self._write: Write | None = None
 
@@ -252,6 +254,10 @@ class SettlingStartResponse(HeaderStartResponse):
             self._write = super().__call__(*held)
 
     def write(self, data: bytes) -> object:
+        if self._write is None and self.refusing is None and self.content_length is not None:
+            self.refusing = self.settlement.afford(self.content_length)
+        if self.refusing is not None:
+            return None
         self.release()
         assert self._write is not None
         self.settlement.size += len(data)
@@ -336,14 +342,18 @@ class RateLimitMiddleware:
                 first = [*islice(iterator, 1)]
                 chunks, body._next = body, chain(first, iterator)
             written = settlement.size
-            if isinstance(chunks, (list, tuple)):  # the whole body: its size is known before a byte is sent
+            refusing = start.refusing
+            if refusing is not None:
+                pass
+            elif isinstance(chunks, (list, tuple)):  # the whole body: its size is known before a byte is sent
                 settlement.size += sum(map(byte_length, chunks))
             elif start.content_length is not None:
                 settlement.size = start.content_length
             else:
                 start.release()
                 return body
-            refusing = settlement.afford(settlement.size) if written == 0 else None
+            if refusing is None and written == 0:
+                refusing = settlement.afford(settlement.size)
             if refusing is None:
                 start.release()
                 if settlement.holds_place and not isinstance(chunks, (list, tuple)):
