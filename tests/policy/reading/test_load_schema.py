@@ -139,6 +139,7 @@ DOCUMENT = st.fixed_dictionaries(
         "identify": st.dictionaries(KEY_NAME, st.fixed_dictionaries({"header": NAME}, optional={"default": NAME}), max_size=2),
         "exempt": st.lists(EXEMPTION, max_size=2),
         "penalty_box": st.fixed_dictionaries({"after": st.just("100/min"), "for": NUMBER}),
+        "headers": st.fixed_dictionaries({"names": st.dictionaries(st.sampled_from(["limit", "reset"]), NAME, max_size=2)}),
     },
 )
 
@@ -155,6 +156,7 @@ def errors_of(said: Any, folder: Path) -> list[str]:
 @example(said={"limits": [], "exempt": [{"when": {}}]})
 @example(said={"limits": [{"name": "api", "limit": "5/s", "status": 429.0, "alert": 1}]})
 @example(said={"limits": [], "budget": 1e-4, "name": 10**19})
+@example(said={"limits": [], "headers": {"names": {"limit": "x" * 61}}})
 def test_a_whole_document_is_valid_for_both_or_for_neither(folder, said):
     """Numbers of every notation, names and absent selectors: what an editor accepts by the schema, the loader accepts."""
     errors = errors_of(said, folder)

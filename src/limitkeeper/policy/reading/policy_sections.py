@@ -16,7 +16,7 @@ from .identities import HEADER_NAME, IDENTIFY, NETWORKS
 from .nodes import find_position
 from .rule_fields import HOST, KEY, MATCHES, ON_FAILURE, PATHS, PROBLEM, RULE, RULE_NAME, SAFE_CONCURRENCY, WHEN
 from .validators import AnyOf, Boolean, Choice, Duration, Field, Fields, Integer, ListOf, ParsedFields, Text, Url, as_pairs, is_a
-from .value_parsers import HEADER_NAMES, parse_cap, parse_field_name, parse_single_limit, parse_store_url
+from .value_parsers import HEADER_NAMES, MAX_FIELD_NAME, parse_cap, parse_field_name, parse_single_limit, parse_store_url
 
 _NO_HEADERS = Headers(wire="none", x=False, reset="off", success="never", partition=False, cors=False)
 SELECTORS = ("path", "match", "network", "header", "when")
@@ -85,7 +85,9 @@ EXEMPTION = Fields(
     rules={"anyOf": [{"required": [name]} for name in SELECTORS], "not": {"required": ["path", "match"]}},
     example="- path: /healthz",
 )
-FIELD_NAME = Text("the name of a field", parse_field_name, "X-Quota-Remaining", texts=HEADER_NAMES)
+FIELD_NAME = Text(
+    "the name of a field", parse_field_name, "X-Quota-Remaining", texts={**HEADER_NAMES, "maxLength": MAX_FIELD_NAME}
+)
 
 
 def _field_names(fields: ParsedFields, context: ParseContext) -> tuple[tuple[str, str], ...]:

@@ -64,6 +64,8 @@ _NOT_IN_PATH = {
 #: What `parse_rule_name`, `parse_identity_name` and `parse_header_name` accept, as JSON Schema.
 RULE_NAMES = {"maxLength": 64, "pattern": r"^[!#-\[\]-~]([ !#-\[\]-~]*[!#-\[\]-~])?$(?!\n)"}
 IDENTITY_NAMES = {"maxLength": 64, "pattern": rf"^{_NAME.pattern}$(?!\n)", "not": {"enum": list(RESERVED)}}
+#: The longest name of a field of responses.
+MAX_FIELD_NAME = 60
 HEADER_NAMES = {"maxLength": 100, "pattern": rf"^{_TOKEN.pattern}$(?!\n)"}
 #: What no path of a request has unencoded: regular expressions, and the parameters of other routers (<int:id>, :id).
 _FOREIGN = re.compile(r"^<(?:\w+:)?(?P<name>\w+)>|[\[\]\\^|<>]|^:(?=\w)|^\.[+*]|^\(.*\)[+*?]$|\$$")
@@ -112,8 +114,8 @@ def parse_header_name(text: str) -> str:
 
 def parse_field_name(text: str) -> str:
     """The name of a field of responses that carries a limit."""
-    if len(text) > 60:
-        raise ParseError(f"the name of a field has at most 60 characters, got {len(text)}")
+    if len(text) > MAX_FIELD_NAME:
+        raise ParseError(f"the name of a field has at most {MAX_FIELD_NAME} characters, got {len(text)}")
     return parse_header_name(text)
 
 
