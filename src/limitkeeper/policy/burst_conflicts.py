@@ -32,11 +32,18 @@ def shares_key(narrow: Key, wide: Key) -> bool:
 def cuts(other: Rule, rule: Rule) -> bool:
     """Whether `other` bounds the burst of `rule`: it counts all requests of a key together, on all routes of `rule`, or for more
     than this one key on a part of them. A stricter limit of the same key on a part of the routes is what rules are for."""
-    if not shares_key(rule.key, other.key) or other.when not in (When(), rule.when):
+    if not shares_key(rule.key, other.key) or not implies(rule, other.when):
         return False
     if not rule.cost.source == other.cost.source == "constant":
         return False
     return on_all_routes(other, rule) or (len(other.key) < len(rule.key) and meet_somewhere(rule, other))
+
+
+def implies(rule: Rule, when: When) -> bool:
+    """Whether a condition holds for every request to which a rule applies; one without its only identity has no key."""
+    own, needs_key = rule.when, len(rule.key) == 1 and len(rule.key[0]) == 1 and rule.unidentified is None
+    present = {*own.present, *(name for name, _ in own.equals), *(rule.key[0] if needs_key else ())}
+    return present.issuperset(when.present) and {*own.absent}.issuperset(when.absent) and {*own.equals}.issuperset(when.equals)
 
 
 def meet(one: Match, other: Match) -> bool:
