@@ -197,6 +197,20 @@ def test_limits_of_one_url_share_store_and_guard():
     assert len({id(gates.gate_for(one._limit, str(n)).store) for n, one in enumerate(limits)}) == 1
 
 
+def starlette_rule(policy, store):
+    @limit(policy=policy, rule="checkout", store=store)
+    async def home(request):
+        return JSONResponse({})
+
+    return Starlette(routes=[Route("/", home)])
+
+
+def fastapi_rule(policy, store):
+    app = FastAPI()
+    app.get("/", dependencies=[Depends(RateLimit(policy=policy, rule="checkout", store=store))])(nothing)
+    return app
+
+
 def test_limits_that_name_rules_of_one_policy_share_its_gate():
     """Thirty routes under one rule of one Policy spend one limit, on one store."""
     policy = Policy.of(limits=[{"name": "checkout", "key": "ip", "limit": RULE}])
@@ -205,6 +219,14 @@ def test_limits_that_name_rules_of_one_policy_share_its_gate():
         app.get(f"/{n}", dependencies=[Depends(RateLimit(policy=policy, rule="checkout"))])(nothing)
     client = TestClient(app)
     assert [client.get(f"/{n}").status_code for n in range(4)] == [200, 200, 429, 429]
+
+
+@pytest.mark.parametrize("declare", [starlette_rule, fastapi_rule])
+def test_a_policy_that_middleware_and_route_share_is_charged_once(declare, store):
+    """Also where both were given the Policy, not one gate of it, on one store."""
+    policy = Policy.of(limits=[{"name": "checkout", "key": "ip", "limit": RULE}])
+    client = TestClient(RateLimitMiddleware(declare(policy, store), policy, store=store))
+    assert [client.get("/").status_code for _ in range(3)] == [200, 200, 429]
 
 
 # Names

@@ -158,10 +158,13 @@ class PolicyRule:
         return self._gates[keyed]
 
     def was_evaluated(self, scope: Scope) -> bool:
-        """Whether the policy's middleware has evaluated this rule for this request, by the path that it had there. Where another
-        rule refused it, and its degrade handler runs the application, this one was not charged: it is evaluated now."""
+        """Whether the policy's middleware has evaluated this rule for this request, by the path that it had there, with this gate
+        or another one of the same Policy. Where another rule refused it, and its degrade handler runs the application, this one
+        was not charged: it is evaluated now."""
         evaluation = by_policy(scope)
-        if evaluation is None or evaluation.gate is not self.policy_gate or evaluation.matched is None:
+        if evaluation is None or evaluation.matched is None:
+            return False
+        if evaluation.gate is not self.policy_gate and evaluation.policy is not self.policy_gate.policy:
             return False
         if evaluation.refusal is not None:
             return evaluation.refusal.rule is not None and evaluation.refusal.rule.name == self.name
