@@ -127,6 +127,24 @@ def test_a_path_never_seen_costs_the_same_for_any_number_of_hosts(host):
     assert took[1] <= took[0] + 10
 
 
+def test_a_path_never_seen_costs_the_same_for_any_number_of_exempt_hosts():
+    """Whether a path is spelt as an exemption spells it is found once for each of their paths, not for each of their hosts: with
+    2000 exemptions by host it takes as many operations as with ten. A path that is spelt in another way is not exempt."""
+    took = []
+    for number in (10, 2000):
+        exempt = [Exemption(match=(Match(path="/x/**", host=f"h{i}.example.com"),)) for i in range(number)]
+        g = gate(rule("any", "9999999/s"), exempt=tuple(exempt))
+        paths = ("/x/{}/y", "/X/{};a", "/x/{}" + LONG)
+        host = {"host": "h7.example.com"}
+        contexts = [[WrittenRequest("GET", one.format(i), headers=host) for i in range(10)] for one in paths]
+        for some in contexts:
+            g.compiled.match(some.pop())
+        took.append([min(operations(g.compiled.match, context) for context in some) for some in contexts])
+        exempted = [g.compiled.match(some.pop()).exempt for some in contexts]
+        assert exempted == [True, False, False]
+    assert all(many <= few + 10 for few, many in zip(*took, strict=True)), took
+
+
 def test_an_unreadable_host_meets_the_rules_that_it_names_and_a_bounded_number_of_others():
     """Of 5000 rules by host, those apply whose host is written in the header, in whatever way, and the policy's first ones."""
     g = hosts_gate(5000)

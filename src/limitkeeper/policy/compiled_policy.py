@@ -36,7 +36,7 @@ from .identity.host_names_and_patterns import host_of, patterns_of, possible_pat
 from .identity.identify import SEVERAL
 from .identity.paths import MAX_PATH, canonical_value, readings
 from .model import DEGRADE, Exemption, Identity, Policy, Rule
-from .path_matcher import MESSAGE, Node, PathMatcher, Pattern, Shape, all_below, matching
+from .path_matcher import MESSAGE, Node, PathMatcher, Shape, all_below, matching
 from .reading.import_string import import_all, import_object
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", MESSAGE)
@@ -105,10 +105,11 @@ class MatchedRules:
 @cython.cclass
 class PathShape:
     """What all paths of one shape have in common: the pattern sets of each reading, those that may match a path that was not read
-    to its end, the exemptions that are spelt in another way (`inexact`), and the plans by host pattern. `plan` is that of a host
-    without patterns, `by_host` whether there are others; `match` is that of all paths, where no pattern `captures` a segment."""
+    to its end, the paths of exemptions that are spelt otherwise (`inexact`), and the plans by host pattern. `plan` is that of a
+    host without patterns, `by_host` whether there are others; `match` is that of all paths, where no pattern `captures` a
+    segment."""
 
-    def __init__(self, method: str, readings: tuple[Shape, ...], unsure: Shape, captures: bool, inexact: set[Pattern]) -> None:
+    def __init__(self, method: str, readings: tuple[Shape, ...], unsure: Shape, captures: bool, inexact: frozenset[str]) -> None:
         self.method, self.inexact = method, inexact
         self.readings = readings
         self.unsure = unsure
@@ -213,12 +214,12 @@ class CompiledPolicy:
             self.cache(paths, key, found, size)
         return found
 
-    def shape_of(self, method: str, sets: list[Shape], unsure: list[Node], inexact: frozenset[Pattern]) -> PathShape:
+    def shape_of(self, method: str, sets: list[Shape], unsure: list[Node], inexact: frozenset[str]) -> PathShape:
         key = (method, tuple([tuple(map(id, one)) for one in sets]), tuple(map(id, unsure)), inexact)
         shape = self.shapes.get(key)
         if shape is None:
             captures = any(id(patterns) in self.matcher.capturing for one in sets for patterns in one)
-            shape = PathShape(method, tuple(sets), tuple([all_below(node) for node in unsure]), captures, set(inexact))
+            shape = PathShape(method, tuple(sets), tuple([all_below(node) for node in unsure]), captures, inexact)
             shape.plan = self.plan_of(shape, ())
             self.cache(self.shapes, key, shape, 1024 + 64 * sum(map(len, sets)))
         return shape
@@ -232,7 +233,7 @@ class CompiledPolicy:
         for number, sets in enumerate(shape.readings):
             found = list(matching(sets, shape.method, hosts))
             indexes |= {pattern.rule for pattern in found if pattern.rule < n}
-            exact = [one for one in found if one not in shape.inexact and not (unreadable and one.match.host)]
+            exact = [one for one in found if one.match.path not in shape.inexact and not (unreadable and one.match.host)]
             exempt = exempt and exempt & {pattern.rule for pattern in exact}
             captures |= {(name, number, depth): None for pattern in found for depth, name in pattern.names}
         unsure = {pattern.rule for pattern in matching(shape.unsure, shape.method, hosts) if pattern.rule < n}

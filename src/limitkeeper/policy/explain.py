@@ -335,8 +335,9 @@ def exemptions_of(compiled: CompiledPolicy, request: RequestContext) -> Iterator
     """The exemptions that hold for a request, by their path in the policy, with their conditions; headers are secret."""
     shape, header = compiled.find(request).shape, request.header("host")
     hosts = compiled.patterns_of_header(header) if header else ()
-    readings = [{*matching(reading, shape.method, hosts)} - shape.inexact for reading in shape.readings]
-    matched = [{pattern.rule - len(compiled.rules) for pattern in patterns} for patterns in readings]
+    readings = [[*matching(reading, shape.method, hosts)] for reading in shape.readings]
+    exact = [[pattern.rule for pattern in patterns if pattern.match.path not in shape.inexact] for patterns in readings]
+    matched = [{rule - len(compiled.rules) for rule in rules} for rules in exact]
     for number, exemption in enumerate(compiled.policy.exempt):
         compiled_one = compiled.exemptions[number]
         if all(number in some for some in matched) and compiled_one.applies(compiled.identities, request, compiled.client_ip):

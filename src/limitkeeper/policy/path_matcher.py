@@ -69,16 +69,16 @@ class PathMatcher:
         self.depth = 1
         #: The ids of pattern sets that name segments.
         self.capturing: set[int] = set()
-        #: The patterns of exemptions with a path, by the id of their pattern set.
-        self.exempting: dict[int, list[Pattern]] = {}
+        #: The paths of exemptions, by the id of their pattern set: often one for thousands of hosts.
+        self.exempting: dict[int, set[str]] = {}
         rules = list(rules)
         for index, matches in enumerate([*rules, *exemptions]):
             for match in matches or (Match(),):
-                pattern, patterns = self._add(index, match)
+                patterns = self._add(index, match)
                 if index >= len(rules) and match.path:
-                    self.exempting.setdefault(id(patterns), []).append(pattern)
+                    self.exempting.setdefault(id(patterns), set()).add(match.path)
 
-    def _add(self, index: int, match: Match) -> tuple[Pattern, PatternSet]:
+    def _add(self, index: int, match: Match) -> PatternSet:
         names: list[tuple[int, str]] = []
         node, walked = self.root, 0
         segments = segments_of(match.path)
@@ -103,12 +103,12 @@ class PathMatcher:
         self.hosts |= {match.host} - {""}
         self.methods |= match.methods
         self.depth = max(self.depth, walked + 1)
-        return pattern, patterns
+        return patterns
 
-    def inexact(self, shapes: Iterable[Shape], paths: Sequence[str]) -> frozenset[Pattern]:
-        """The exemptions among these shapes that spell none of these paths as received."""
-        found = [pattern for shape in shapes for patterns in shape for pattern in self.exempting.get(id(patterns), ())]
-        return frozenset([one for one in found if not any(matches_exactly(one.match.path, path) for path in paths)])
+    def inexact(self, shapes: Iterable[Shape], paths: Sequence[str]) -> frozenset[str]:
+        """The paths of exemptions among these shapes that spell none of these paths as received."""
+        found = {template for shape in shapes for patterns in shape for template in self.exempting.get(id(patterns), ())}
+        return frozenset([template for template in found if not any(matches_exactly(template, path) for path in paths)])
 
     def segments_of(self, path: str) -> list[str]:
         """As the function; the last one holds whatever is deeper than any rule, so that depth costs nothing."""
