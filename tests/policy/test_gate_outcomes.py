@@ -13,7 +13,19 @@ from limitkeeper import MemoryStore
 from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.policy import WrittenRequest
 from limitkeeper.policy.callback_errors import CallbackErrors
-from limitkeeper.policy.model import DEGRADE, SHADOW, Answer, Charge, Cost, Exemption, Match, Once, OnRefusal, PenaltyBoxConfig
+from limitkeeper.policy.model import (
+    BLOCKED,
+    DEGRADE,
+    SHADOW,
+    Answer,
+    Charge,
+    Cost,
+    Exemption,
+    Match,
+    Once,
+    OnRefusal,
+    PenaltyBoxConfig,
+)
 from limitkeeper.testing import ManualClock, unlimited
 
 
@@ -294,6 +306,18 @@ def test_the_penalty_box_has_the_retry_of_the_rules_that_apply():
     assert passes(g, 1, "GET /second", user="a") == [True]
     g.clock.advance(43_190)
     assert passes(g, 1, "GET /day", user="a") == [True]
+
+
+def test_a_blocked_key_has_no_retry_in_the_penalty_box_either():
+    """Its client's other requests are told the end of the penalty; those of the blocked key nothing, since it stays blocked."""
+    g = gate(
+        rule("user", "5/s", key=key("user"), override=(("evil", BLOCKED),)),
+        penalty_box=PenaltyBoxConfig(parse_limit("fixed window 2/min"), 60_000_000, key("ip")),
+    )
+    found = [asked(g, request(user="evil")).refusal for _ in range(6)]
+    assert {(one.reason, one.retry_after) for one in found} == {("blocked", None)}
+    boxed = asked(g, request(user="good")).refusal
+    assert (boxed.reason, boxed.retry_after) == ("penalty box", 60)
 
 
 def test_limiting_turned_off_ignores_the_penalty_box():

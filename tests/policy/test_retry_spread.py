@@ -9,9 +9,10 @@ from gates import asked, gate, key, request, rule
 from hypothesis import given
 from hypothesis import strategies as st
 
+from limitkeeper.algorithms.limit_parser import parse_limit
 from limitkeeper.policy import Gate, Policy, PolicyError
 from limitkeeper.policy.explain import RequestExplanation
-from limitkeeper.policy.model import CLOSED, Cost, OnFailure, RetryAfter
+from limitkeeper.policy.model import CLOSED, Cost, Match, OnFailure, PenaltyBoxConfig, RetryAfter
 from limitkeeper.stores.memory import MemoryStore
 from limitkeeper.testing import ManualClock
 from limitkeeper.web.headers import fields
@@ -180,3 +181,20 @@ def test_explain_names_the_spread():
     found = RequestExplanation(g.policy, request(), g.explain(request()))
     assert "→ refused by all with 429: retry in 60 s, spread over 60 s" in found.text()
     assert found.as_dict()["rules"][0]["retry_spread"] == 60
+
+
+def test_a_herd_in_the_penalty_box_is_spread():
+    """The refusal that puts a client into the box and those in it send the same moment, within the spread after the end of the
+    penalty; of 1000 clients at most 10 % are sent the same twentieth of it."""
+    box = PenaltyBoxConfig(parse_limit("fixed window 2/h"), 600_000_000, key("ip"))
+    rules = (rule("ip", "fixed window 1/min", key=key("ip"), retry_after=MINUTE), rule("path", "9/s", key=key("user|ip")))
+    g = gate(*rules, rule("other", "9/s", match=(Match(path="/other"),)), penalty_box=box)
+    waits = []
+    for n in range(1000):
+        boxing, again = [asked(g, request(peer=f"10.0.{n // 200}.{n % 200}")) for _ in range(5)][-2:]
+        assert (boxing.refusal.reason, again.refusal.reason) == ("quota", "penalty box")
+        assert (boxing.refusal.retry_after, boxing.refusal.spread_s) == (again.refusal.retry_after, again.refusal.spread_s)
+        waits.append(again.refusal.retry_after - 600)
+    assert min(waits) >= 0
+    assert max(waits) < 60
+    assert max(Counter(wait // 3 for wait in waits).values()) <= 100

@@ -94,7 +94,8 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
     exempt = True if matched.exempt else compiled.exempted_rules(matched, request)
     exemptions = ", ".join(exemptions_of(compiled, request))
     box = gate._penalty_box
-    _, penalty_us = (None if box is None else box.penalty_of(compiled, request)) or (None, 0)
+    penalty = None if box is None else box.penalty_of(compiled, request)
+    penalty_us = 0 if penalty is None else penalty.retry_us
     found = []
     for index, rule in enumerate(compiled.rules):
         exempted = exempt is True or (exempt and rule.name in exempt)  # type: ignore[operator]

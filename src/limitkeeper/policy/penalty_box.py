@@ -4,7 +4,8 @@ A client in a retry loop then costs a few dictionary lookups. Refusals are count
 bounded like any other. Refusals by the penalty box do not extend the penalty.
 
 The retry of a refusal is the later of two times: the end of the penalty, and the retry of the rules that refused the keys of this
-request before. Both are known without asking the store.
+request before. Both are known without asking the store. It is spread as those rules spread it, or clients that were refused
+together would come back together. A blocked key has no retry: its rule refuses it, which asks no store either.
 
 Penalties may grow: a client that gets there again is refused for the next step. Its step is remembered for the length of the
 longest step after its penalty has ended, for at most MAX_CLIENTS clients; a client beyond that begins with the first step each
@@ -14,7 +15,7 @@ time, and no remembered one is forgotten for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..algorithms.claim import NamedLimit
 from ..clock import Clock
@@ -22,9 +23,9 @@ from ..decision import Decision
 from ..limiter_base import is_off
 from ..stores.memory import MemoryStore
 from .compiled_policy import CompiledPolicy
-from .compiled_rule import key_of
+from .compiled_rule import CompiledRule, identity_of, key_of
 from .model import Policy
-from .refusal import PENALTY_BOX, part_retry_us, refusal_without_limit
+from .refusal import PENALTY_BOX, delay_of, part_retry_us, refusal_without_limit
 from .request_context import RequestContext
 
 if TYPE_CHECKING:
@@ -37,6 +38,14 @@ V = TypeVar("V")
 MAX_CLIENTS = 100_000
 #: The shortest interval between two sweeps of a full box: one takes longer than a thousand refusals.
 SWEEP_US = 1_000_000
+
+
+class Penalty(NamedTuple):
+    """What is left of the penalty of a request's client: its key, when to retry, in microseconds, and the rules that apply."""
+
+    key: object
+    retry_us: int
+    rules: list[tuple[CompiledRule, str]]
 
 
 class PenaltyBox:
@@ -64,15 +73,25 @@ class PenaltyBox:
         penalty = self.penalty_of(gate.compiled, context)
         if penalty is None:
             return None
-        key, retry_us = penalty
         self.refused += 1
         if gate._attempts is not None:
             gate._attempts.count(gate.compiled, context)
-        gate.offenders.offer(PENALTY_BOX, str(key))
-        return gate._refuse_boxed(refusal_without_limit(PENALTY_BOX, 429, retry_us))
+        gate.offenders.offer(PENALTY_BOX, str(penalty.key))
+        delay_us = self._delay_us(gate, context, penalty)
+        return gate._refuse_boxed(refusal_without_limit(PENALTY_BOX, 429, penalty.retry_us, delay_us=delay_us))
 
-    def penalty_of(self, compiled: CompiledPolicy, context: RequestContext) -> tuple[object, int] | None:
-        """The key of a request whose client is in the box, and when to retry, in microseconds. Counts nothing."""
+    def _delay_us(self, gate: Evaluator, context: RequestContext, penalty: Penalty) -> int:
+        """The delay of the retry by the longest spread of the rules that refused this request before."""
+        spread_us = max([rule.spread_us for rule, own in penalty.rules if (rule.name, own) in self._retry_at], default=0)
+        if not spread_us:
+            return 0
+        asked = [(rule, own) for rule, own in penalty.rules if not rule.shadow and rule.capacity is None]
+        keys = [own for rule, own in asked if rule.entries_for(context, own)]
+        address = identity_of(gate.compiled.identities, context, "ip")
+        return delay_of(gate.secret, address, keys, self._clock.now_us() + penalty.retry_us, spread_us, penalty.retry_us)
+
+    def penalty_of(self, compiled: CompiledPolicy, context: RequestContext) -> Penalty | None:
+        """The penalty of a request whose client is in the box, unless its key is blocked. Counts nothing."""
         if not self._until or is_off():
             return None
         matched = compiled.match(context)  # before identities are computed: those of the path need the captured segments
@@ -87,9 +106,13 @@ class PenaltyBox:
         exempted: Any = matched.exempt or compiled.exempted_rules(matched, context)
         if exempted is True:
             return None
-        rules = [rule for rule in matched.rules if not (exempted and rule.name in exempted) and rule.applies(context)]
-        retry_at = max([until, *(self._retry_at.get((rule.name, rule.key_for(context)), 0) for rule in rules)])
-        return key, retry_at - now_us
+        applying = [rule for rule in matched.rules if not (exempted and rule.name in exempted) and rule.applies(context)]
+        rules: list[tuple[CompiledRule, Any]] = [(rule, rule.key_for(context)) for rule in applying]
+        rules = [(rule, own) for rule, own in rules if own is not None]
+        if any(rule.blocked is not None and rule.entries_for(context, own) is rule.blocked for rule, own in rules):
+            return None
+        retry_at = max([until, *(self._retry_at.get((rule.name, own), 0) for rule, own in rules)])
+        return Penalty(key, retry_at - now_us, rules)
 
     def count(self, evaluation: Evaluation, decision: Decision) -> tuple[int, bool]:
         """Counts a refusal by rules. Returns the rest of the client's penalty in microseconds, and whether it begins now."""

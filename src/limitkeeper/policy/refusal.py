@@ -11,7 +11,7 @@ that were refused together do not come back together. The Decision keeps the exa
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 try:
@@ -121,16 +121,21 @@ def call_message(refusal: Refusal, context: Any) -> None:
 
 
 def client_delay(evaluation: Any, earliest_us: int, spread_us: int, retry_us: int) -> int:
-    """The part of a spread, in microseconds, by which a client's retry is delayed: a keyed hash of the client (its address and
-    its keys under all rules) and of the interval of its earliest retry. A client that is refused again is sent the same moment.
+    """The part of a spread, in microseconds, by which the retry of a refused request is delayed."""
+    context = evaluation.context  # None: a hit of a single rule, without a request
+    address = None if context is None else identity_of(evaluation.compiled.identities, context, "ip")
+    return delay_of(evaluation.gate.secret, address, evaluation.keys, earliest_us, spread_us, retry_us)
+
+
+def delay_of(secret: bytes, address: Any, keys: Iterable[str], earliest_us: int, spread_us: int, retry_us: int) -> int:
+    """A keyed hash of a client (its address and its keys under all rules) and of the interval of its earliest retry, as a part of
+    the spread. A client that is refused again, by its rules or in the penalty box, is sent the same moment.
 
     The whole second that is sent lies in the same twentieth of the spread: of 21 whole seconds one twentieth has two, and so
     could have a tenth of the clients."""
     interval = (earliest_us + spread_us // 2) // spread_us  # rounded: windows end where intervals would begin
-    context = evaluation.context  # None: a hit of a single rule, without a request
-    address = None if context is None else identity_of(evaluation.compiled.identities, context, "ip")
-    text = join_key([f"retry {interval}", address, *evaluation.keys])
-    place = int.from_bytes(hmac.digest(evaluation.gate.secret, text.encode("utf-8", "surrogatepass"), "sha256")[:8], "big")
+    text = join_key([f"retry {interval}", address, *sorted(set(keys))])
+    place = int.from_bytes(hmac.digest(secret, text.encode("utf-8", "surrogatepass"), "sha256")[:8], "big")
     delay_us = place * spread_us >> 64
     if spread_us >= 20_000_000:
         sent_us = delay_us // 1_000_000 * 1_000_000 + -retry_us % 1_000_000
