@@ -401,6 +401,16 @@ def test_a_policy_that_loads_is_enforced_and_one_that_does_not_is_refused(gate, 
     assert passed(gate, 2) == [True, False]
 
 
+def test_a_file_that_changed_before_the_watch_began_is_loaded(file, eventually):
+    """A gate may be made long before its watch begins, as in a process that forks its workers later."""
+    replaced(file, POLICY.format(limit="fixed window 3/min"))
+    with Gate(file, store=MemoryStore(clock=ManualClock())) as gate:
+        replaced(file, POLICY.format(limit="fixed window 1/min"))
+        gate.watch("1h")
+        eventually(lambda: gate.snapshot().reloads == 1)
+        assert passed(gate, 2) == [True, False]
+
+
 @hanging_up
 def test_a_gate_handles_sighup(file, eventually):
     """The file is loaded at once; a closed gate no longer handles the signal."""

@@ -262,7 +262,10 @@ class Gate(Evaluator):
         self._publish(RELOAD_REFUSED, None, error)
 
     def watch(self, interval: Duration = "1s") -> None:
-        """Reloads the policy when its file, a file that it names, or SIGHUP says so; a version with errors is refused."""
+        """Reloads the policy when its file, a file that it names, or SIGHUP says so; a version with errors is refused. A
+        file that has changed since the policy was read is loaded at once."""
+        from .reading.load import has_changed
+
         if self.policy.source is None:
             raise ConfigurationError("this policy was not read from a file, so there is nothing to watch; use Policy.load(path)")
         source = Path(os.path.abspath(self.policy.source))
@@ -275,6 +278,8 @@ class Gate(Evaluator):
                 more=lambda: self.policy.files,
                 hang_up=True,
             )
+            if has_changed(self.policy):
+                self._watcher.wake()
 
     def snapshot(self) -> Snapshot:
         """All counters since the gate was created."""

@@ -112,7 +112,19 @@ def _assemble(source: Source, context: ParseContext, path: Path | None) -> Polic
     if context.failed or isinstance(source, Mapping):
         return None if context.failed else assembly.policy
     data = source if isinstance(source, bytes) else source.encode("utf-8", "surrogatepass")
-    return replace(assembly.policy, version=hashlib.sha256(data).hexdigest()[:12])
+    return replace(assembly.policy, version=version_of(data))
+
+
+def version_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
+def has_changed(policy: Policy) -> bool:
+    """Whether the file that a policy was read from has another text now."""
+    try:
+        return policy.source is not None and version_of(open_source(policy.source)[0]) != policy.version
+    except ConfigurationError:  # it can't be read now
+        return False
 
 
 def _finish(policy: Policy | None, context: ParseContext, warn: bool = True) -> Policy:
