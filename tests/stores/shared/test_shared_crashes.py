@@ -17,7 +17,6 @@ from shared_file import Picture
 from limitkeeper import FixedWindow, Limiter, SlidingWindowLog, StoreError, StoreTimeout, TokenBucket, compiled
 from limitkeeper.stores.shared import SharedStore, layout
 from limitkeeper.stores.shared.journal import owner_word
-from limitkeeper.testing import ManualClock
 
 PLENTY = 10**9
 
@@ -258,27 +257,37 @@ def test_a_process_without_descriptors_takes_no_live_lock_over(path):
     store.close()
 
 
-def test_a_child_forked_without_descriptors_has_a_lock_of_its_own(path):
-    """A child that could not read its start time when it was forked is not mistaken for its parent: its lock is taken over."""
+def test_a_child_forked_without_descriptors_has_a_lock_of_its_own(path, python):
+    """A child that could not read its start time when it was forked is not mistaken for its parent: its lock is taken over. (An
+    interpreter of its own runs it: gRPC, which other tests import, aborts in such a child.)"""
+    done = python(
+        f"""
+        import os, resource, signal
+        from limitkeeper import Limiter, SharedStore
+        from limitkeeper.testing import ManualClock
 
-    class Deadly(ManualClock):
-        armed = False
+        class Deadly(ManualClock):
+            armed = False
 
-        def now_us(self):
-            if self.armed:  # read under the lock
-                os.kill(os.getpid(), signal.SIGKILL)
-            return super().now_us()
+            def now_us(self):
+                if self.armed:  # read under the lock
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return super().now_us()
 
-    clock = Deadly()
-    store = SharedStore(path, timeout=5, clock=clock)
-    limiter = Limiter({"a": "1000/h", "b": "500/h"}, store=store)
-    limiter.hit("a")
-
-    def work():
-        clock.armed = True
+        clock = Deadly()
+        store = SharedStore({path!r}, timeout=5, clock=clock)
+        limiter = Limiter({{"a": "1000/h", "b": "500/h"}}, store=store)
         limiter.hit("a")
-
-    with without_descriptors():
-        os.waitpid(fork(work), 0)
-    assert limiter.hit("a").decisions[1].remaining == 498
-    store.close()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        pid = os.fork()
+        if pid == 0:
+            clock.armed = True
+            limiter.hit("a")
+            os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        print(os.WTERMSIG(status), limiter.hit("a").decisions[1].remaining)
+        """
+    )
+    assert done.stdout.split() == ["9", "498"], done.stderr
