@@ -1,4 +1,4 @@
-"""Waiters of a store that is far away, in virtual time."""
+"""Waiters of a store that is far away, or whose replies get lost, in virtual time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from limitkeeper import AsyncLimiter, Decision, MemoryStore, TokenBucket
+from effort import effort
+from limitkeeper import AsyncLimiter, Decision, Limiter, MemoryStore, StoreTimeout, TokenBucket
 from limitkeeper.simulate.virtual_time import SimulatedClock, VirtualTimeLoop, run_virtual
 from limitkeeper.stores.sans_io import finish
-from stand_ins import WrappedStore
+from limitkeeper.testing import ManualClock
+from stand_ins import NOON, WrappedStore
 
 
 class FarStore(WrappedStore):
@@ -73,3 +77,53 @@ def test_a_quarter_that_leaves_costs_no_throughput_however_far_the_store_is(roun
         return sum(1000 <= start < 6000 for start in starts)
 
     assert run_virtual(main()) >= 0.95 * 1000
+
+
+class LosingStore(WrappedStore):
+    """A remote store that executes every call, and loses its replies to those that give back while `loses`."""
+
+    can_rebook, loses = True, False
+
+    def rebook(self, bookings: Any) -> list[Any]:
+        return list(self._reply(self.inner.rebook(bookings)))
+
+    def give_back(self, claims: Any, charged_at: int = -1, source: str = "store") -> bool:
+        return bool(self._reply(self.inner.give_back(claims, charged_at)))
+
+    def _reply(self, answer: Any) -> Any:
+        if self.loses:
+            raise StoreTimeout("the reply is lost")
+        return answer
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("reserve"), st.integers(1, 3), st.just(False)),
+    st.tuples(st.just("cancel"), st.integers(0, 20), st.booleans()),
+    st.tuples(st.just("advance"), st.integers(1, 6), st.just(False)),
+)
+
+
+@effort(300)
+@given(st.lists(STEPS, max_size=40))
+def test_where_a_reply_is_lost_at_most_what_left_is_admitted_once_more(steps: list[tuple[str, int, bool]]) -> None:
+    """Waiters of different costs leave, and some replies are lost: a bucket larger by the cost of those admits the rest."""
+    clock = ManualClock(NOON)
+    store = LosingStore(MemoryStore(clock=clock))
+    limiter = Limiter(TokenBucket("10/s burst 3"), store=store)
+    reserved, lost = [], 0
+    for step, number, loses in steps:
+        waiting = [one for one in reserved if one[0].decision.start_us > clock.now_us()]
+        if step == "reserve":
+            reserved.append((limiter.reserve("k", number), number))
+        elif step == "advance":
+            clock.advance(number / 20)
+        elif waiting:
+            store.loses, (reservation, cost) = loses, waiting[number % len(waiting)]
+            assert reservation.cancel()
+            reserved.remove((reservation, cost))
+            lost += loses * cost
+    clock = ManualClock(NOON)
+    model = Limiter(TokenBucket(f"10/s burst {3 + lost}"), store=MemoryStore(clock=clock))
+    for start_us, cost in sorted((reservation.decision.start_us, cost) for reservation, cost in reserved):
+        clock._now_us = max(clock._now_us, start_us)
+        assert model.hit("k", cost)
