@@ -69,7 +69,7 @@ class Charge:
 
     def _differences(self, used: int | Mapping[str, int]) -> list[Claim]:
         """The claims to give back so that `used` stays charged; a negative cost charges more."""
-        claims = self._claims
+        claims = self._claims if self._waiter is None else self._waiter.claims
         if not isinstance(used, Mapping):
             if len({claim.cost for claim in claims}) > 1:
                 names = ", ".join(claim.limit.name for claim in claims)
@@ -86,7 +86,11 @@ class Charge:
         for claim in claims:
             if claim.limit.name in used:
                 change = claim.cost - checked_cost(used[claim.limit.name])  # 0 asks whether the key was reset
-                found.append(Claim(claim.limit, claim.key, change, claim.cost, claim.reset_id))
+                one = Claim(claim.limit, claim.key, change, claim.cost, claim.reset_id)
+                states = claim.remembered() if claim.limit.limit.sums_later_starts and self._waiter is not None else None
+                if states is not None:  # of a charge that is still to come: what is left of it stays where it was
+                    one.remember(*states, claim.charged_at())
+                found.append(one)
         return found
 
     def _settle(self, used: int | Mapping[str, int]) -> Plan[bool]:

@@ -447,7 +447,7 @@ class WaitQueue:
             waiter.claims = self._later.mark(waiter.claims, self._now_us(store, waiter), waiter.decision.start_us)
         for waiter in leaving:
             if not behind or waiter.decision.start_us > self._now_us(store, waiter):
-                self._later.forget(waiter.claims)
+                self._later.forget(waiter.claims, waiter.decision.start_us)
 
     def _bookings(self, waiters: Sequence[Waiter], staying: set[int]) -> list[tuple[Waiter, Booking]]:
         """The bookings of waiters, in the order in which they were charged: the last charge is undone first, and exactly. What

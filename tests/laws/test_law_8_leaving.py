@@ -429,6 +429,73 @@ def test_estimates_that_are_settled_below_cost_no_throughput(
     asyncio.run(main())
 
 
+SLOW_REFILL = [
+    (TokenBucket(10**6, per="400d"), TokenBucket(2 * 10**6, per="400d")),
+    (LeakyBucket("1/d", 10**5), LeakyBucket("2/d", 10**6)),
+]
+
+
+def tokens_used(limiter: Limiter) -> int:
+    left = {one.name: one.remaining for one in limiter.peek("k", {"tokens": 0, "requests": 0}).decisions}
+    return int(limiter.limits["tokens"].capacity) - left["tokens"]
+
+
+@pytest.mark.parametrize("rates", SLOW_REFILL, ids=lambda rates: rates[0].kind)
+@pytest.mark.parametrize("costs", [(4500,), (4500, 1000, 400)], ids=["alike", "different"])
+def test_estimates_of_two_rates_that_are_settled_below_leave_what_was_used(
+    rates: tuple[Any, ...], costs: tuple[int, ...], make_store: MakeStore
+) -> None:
+    """Calls of two plans of one name wait for their turn, and settle 300: each plan has what all of them used, and no more."""
+    clock = VirtualClock()
+    draw = random.Random(1)
+    requests = TokenBucket("60/min burst 1")
+    store = make_store(clock)
+    plans = [Limiter({"tokens": rate, "requests": requests}, store=store, name="plan") for rate in rates]
+    used, waiting = 0, []
+    for number in range(30):
+        plan = plans[number > 5] if number < 20 else draw.choice(plans)  # an upgrade; then both
+        waiting += [
+            one for one in [plan.reserve("k", {"tokens": draw.choice(costs)}, 20) for _ in range(draw.randrange(4))] if one
+        ]
+        clock.advance(draw.choice([0.5, 1, 2]))
+        for one in [one for one in waiting if one.decision.start_us <= clock.now_us()]:
+            waiting.remove(one)
+            assert one.settle({"tokens": 300})
+            used += 300
+    clock.advance(30)
+    for one in waiting:
+        assert one.settle({"tokens": 300})
+        used += 300
+    assert used > 5000
+    for plan in plans:
+        assert used - 10 <= tokens_used(plan) <= used
+    store.close()
+
+
+@pytest.mark.parametrize("limit", [rates[0] for rates in SLOW_REFILL], ids=lambda limit: limit.kind)
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_call_that_is_settled_before_its_start_keeps_what_it_used(limit: Any, behind: bool, make_store: MakeStore) -> None:
+    """Of calls that wait, every second is settled at once, far below its estimate, at times with others behind it: what it used
+    stays charged, and so does what the others settle later."""
+    clock = VirtualClock()
+    limiter = Limiter({"tokens": limit, "requests": TokenBucket("60/min burst 1")}, store=make_store(clock))
+    kept = []
+    for _ in range(4):
+        kept.append(limiter.reserve("k", {"tokens": 1000}))
+        early = limiter.reserve("k", {"tokens": 4500})
+        if behind:
+            kept.append(limiter.reserve("k", {"tokens": 500}))
+        assert early.settle({"tokens": 300})
+        clock.advance(0.0001)
+    charged = 4 * 1300 + 2000 * behind
+    assert charged <= tokens_used(limiter) <= charged + 2  # until the last start, the refill is not counted
+    clock.advance(20)
+    for one in kept:
+        assert one.settle({"tokens": 100})
+    assert tokens_used(limiter) == pytest.approx(4 * 400 + 400 * behind, abs=2)
+    limiter.store.close()
+
+
 class SlowRebooking(WrappedStore):
     """A remote store whose answer to the first `rebook` (of tasks: to all) takes long; it decides at once, or late."""
 
@@ -605,4 +672,4 @@ def test_a_key_on_which_calls_always_wait_needs_no_more_memory_with_time() -> No
     for _ in range(1000):
         limiter.reserve("k")
         clock.advance(0.1)
-    assert [len(known) for known in limiter._queue._later._known.values()] == [21]
+    assert [[len(one.last) for one in rates] for rates in limiter._queue._later._known.values()] == [[21]]

@@ -9,6 +9,7 @@ cdef void peek_claim(Claim claim, long long now_us) noexcept
 cdef long long retry_us(Limit limit, long long a, long long b, long long c, long long now_us, long long cost, long long max_wait_us) noexcept
 cpdef State seeded(Limit limit, long long birth_us, long long now_us, long long amount) noexcept
 cpdef State charged_too(Limit limit, long long a, long long b, long long c, long long now_us, long long start_us, long long cost) noexcept
+cdef State given_back(Limit limit, State state, long long now_us, long long cost, long long charged, long long charged_at_us, long long before_until) noexcept
 cdef Fields fields_of(Claim claim, long long now_us) noexcept
 cdef tuple names_of(list claims)
 cdef Decisions new_decisions(tuple names)

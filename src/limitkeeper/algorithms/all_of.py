@@ -153,6 +153,22 @@ def charged_too(limit: Limit, a: I64, b: I64, c: I64, now_us: I64, start_us: I64
 
 @cython.cfunc
 @cython.exceptval(check=False)
+def given_back(limit: Limit, state: State, now_us: I64, cost: I64, charged: I64, charged_at_us: I64, before_until: I64) -> State:
+    """The state without `cost` of a charge. Where the charge was the last of those with later starts that a bucket sums,
+    `before_until` is the sum (the third integer) before it; otherwise −1."""
+    now: I64 = now_us // limit.tick
+    at: I64 = charged_at_us // limit.tick if charged_at_us >= 0 else -1
+    until: I64 = state[2]
+    if limit.sums_later_starts and before_until >= 0 and cost > 0:
+        if cost < charged and at > now:  # the rest is still to come, behind those before it
+            at = before_until if before_until > at else at
+        else:
+            until, charged = before_until, 0  # which this charge has no part in
+    return limit.undo(limit, state[0], state[1], until, now, cost, charged, at)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
 def fields_of(claim: Claim, now_us: I64) -> Fields:
     """The result that a decision left in a claim, as the fields of a Decision."""
     allowed: cython.bint = claim.start >= 0

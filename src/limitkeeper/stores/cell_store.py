@@ -332,8 +332,7 @@ class CellStore(CellRates):
                 gc.enable()
         handle: LimitHandle = self.handle_of(claim.named)
         limit: Limit = handle.limit
-        tick: I64 = limit.tick
-        at: I64 = charged_at // tick if charged_at >= 0 else -1
+        known: cython.bint = claim.undoable
         self.unsettle()
         full: cython.bint = self.is_full(handle, claim.key, 1, now_us)
         while True:
@@ -358,17 +357,14 @@ class CellStore(CellRates):
             if untouched:  # unchanged since the charge: restore the state before it
                 back = (claim.a, claim.b, claim.c)
             else:
-                until: I64 = state[2]
-                charged: I64 = claim.charged
-                if limit.sums_later_starts and claim.undoable and until == claim.new_c:
-                    until, charged = claim.c, 0  # which this charge has no part in
-                back = limit.undo(limit, state[0], state[1], until, now_us // tick, claim.cost, charged, at)
+                before_until: I64 = claim.c if claim.undoable and not limit.logs and state[2] == claim.new_c else -1
+                back = all_of.given_back(limit, state, now_us, claim.cost, claim.charged, charged_at, before_until)
             if stamp == self.revision:
                 break
         if untouched:
             claim.undoable = False
         if not own or self.put(handle, claim.key, back[0], back[1], back[2], now_us, full):
-            self.give_back_others(handle, claim, charged_at, now_us, full, untouched)
+            self.give_back_others(handle, claim, charged_at, now_us, full, known, untouched)
         return 1
 
     @cython.cfunc

@@ -268,24 +268,34 @@ class CellRates(Store):
 
     @cython.cfunc
     def give_back_others(
-        self, handle: LimitHandle, claim: Claim, charged_at: I64, now_us: I64, full: cython.bint, untouched: cython.bint
+        self,
+        handle: LimitHandle,
+        claim: Claim,
+        charged_at: I64,
+        now_us: I64,
+        full: cython.bint,
+        known: cython.bint,
+        untouched: cython.bint,
     ) -> cython.int:
         """Removes a charge of this rate from the other rates of the key. Where nothing was charged since (`untouched`), the
-        states before it are restored."""
-        changes: dict[int, tuple[int, ...]] = {change[0]: change for change in claim.others or ()} if untouched else {}
+        states before it are restored, which the claim has if they are `known`."""
+        changes: dict[int, tuple[int, ...]] = {change[0]: change for change in claim.others or ()} if known else {}
         n: cython.int = self.load_rates(handle, claim.key, now_us, full)
         i: cython.int
         for i in range(n):
             if self.rates.unit[i] != handle.unit:
                 limit: Limit = self.limit_at(handle, self.rates.unit[i])
+                state: State = (self.rates.a[i], self.rates.b[i], self.rates.c[i])
                 change = changes.get(self.rates.unit[i])
-                if change is not None and tuple(change[4:]) == (self.rates.a[i], self.rates.b[i], self.rates.c[i]):
-                    self.rates.a[i], self.rates.b[i], self.rates.c[i] = change[1], change[2], change[3]
-                    continue
-                at: I64 = charged_at // limit.tick if charged_at >= 0 else -1
-                self.rates.a[i], self.rates.b[i], self.rates.c[i] = limit.undo(
-                    limit, self.rates.a[i], self.rates.b[i], self.rates.c[i], now_us // limit.tick, claim.cost, claim.charged, at
-                )
+                before_until: I64 = -1
+                if change is not None:
+                    if untouched and tuple(change[4:]) == state:
+                        self.rates.a[i], self.rates.b[i], self.rates.c[i] = change[1], change[2], change[3]
+                        continue
+                    if change[6] == state[2]:
+                        before_until = change[3]
+                state = all_of.given_back(limit, state, now_us, claim.cost, claim.charged, charged_at, before_until)
+                self.rates.a[i], self.rates.b[i], self.rates.c[i] = state
         return self.save_rates(handle, claim.key, now_us, full)
 
     @cython.cfunc

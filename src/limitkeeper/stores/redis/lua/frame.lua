@@ -8,6 +8,7 @@ local call, unpack, pack, body, keys = redis.call, struct.unpack, struct.pack, A
 local replies, reply_count, at, last_key, now_us = {}, 0, 1, 0, 0
 local known = {} -- the rates that the requests of this call name, by fingerprint
 local read_rates, pack_rates, charge_rates, charges_of_others, give_back_rates, make_room -- rates.lua, in the calls that include it
+local given_back -- give_back.lua
 --@time
 
 -- A claim with all its fields: a table that grows field by field is reallocated half a dozen times.

@@ -3,28 +3,36 @@
 -- other rates of the key too: when the state has not changed since, those before are restored exactly. A charge from before a reset
 -- gives nothing back.
 -- Reply: now, and how many claims gave back.
+-- The state of a rate without a part of a claim's charge: the mirror of `given_back` in algorithms/all_of.py.
+given_back = function(rate, claim, charged_at_us, before_until)
+  local at, c, charged = charged_at_us >= 0 and in_ticks(rate, charged_at_us) or -1, rate.c, claim.charged
+  if rate.rule.sums_later_starts and before_until >= 0 and claim.cost > 0 then
+    if claim.cost < charged and at > rate.now then -- the rest is still to come, behind those before it
+      if before_until > at then at = before_until end
+    else
+      c, charged = before_until, 0 -- which this charge has no part in
+    end
+  end
+  return rate.rule.give_back(rate.p, rate.q, rate.r, rate.s, rate.a, rate.b, c, rate.now, claim.cost, charged, at)
+end
+
 local function give_back_claim(claim, charged_at_us)
   local seen = claim.seen_id
   if seen == -2 or seen >= 0 and claim.reset_id > 0 and seen ~= claim.reset_id then return 0 end
   if claim.cost == 0 or claim.cost > 0 and not claim.present then return 1 end
-  local charged_at = charged_at_us >= 0 and in_ticks(claim, charged_at_us) or -1
   local a, b, c = claim.a, claim.b, claim.c
   local known = claim.undoable and not claim.moved
   local untouched = known and claim.cost == claim.charged and a == claim.after_a and b == claim.after_b and c == claim.after_c
   if untouched then
     a, b, c = claim.before_a, claim.before_b, claim.before_c
   else
-    local charged = claim.charged
-    if claim.rule.sums_later_starts and known and c == claim.after_c then
-      c, charged = claim.before_c, 0 -- which this charge has no part in
-    end
-    a, b, c = claim.rule.give_back(claim.p, claim.q, claim.r, claim.s, a, b, c, claim.now, claim.cost, charged, charged_at)
+    a, b, c = given_back(claim, claim, charged_at_us, known and c == claim.after_c and claim.before_c or -1)
     if claim.rule.logs and b > 0 then c = claim.rule.add(claim.longest, c, now_us, a, b) end
   end
   local _, reset = peek(claim, a, b, c)
   if claim.rates then
     if claim.cost > 0 and not claim.own then a = false end -- of a rate that has no state nothing can be taken
-    give_back_rates(claim, charged_at_us, untouched)
+    give_back_rates(claim, charged_at_us, known, untouched)
   end
   write_state(claim, a, b, c, reset)
   return 1

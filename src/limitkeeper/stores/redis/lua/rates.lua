@@ -130,18 +130,17 @@ charges_of_others = function(claim)
   return pack('<B', #found) .. table.concat(found)
 end
 
--- Removes a charge from the other rates. Where nothing was charged since (`untouched`), the states before it are restored.
-give_back_rates = function(claim, charged_at_us, untouched)
+-- Removes a charge from the other rates. Where nothing was charged since (`untouched`), the states before it are restored, which
+-- the claim has if they are `known`.
+give_back_rates = function(claim, charged_at_us, known, untouched)
   if claim.cost < 0 then make_room(claim) end
   for i = 1, #claim.rates do
     local rate = claim.rates[i]
-    local other = untouched and claim.others[rate.fingerprint]
-    if other and rate.a == other[4] and rate.b == other[5] and rate.c == other[6] then
+    local other = known and claim.others[rate.fingerprint]
+    if other and untouched and rate.a == other[4] and rate.b == other[5] and rate.c == other[6] then
       rate.a, rate.b, rate.c = other[1], other[2], other[3]
     elseif rate ~= claim.own then
-      local charged_at = charged_at_us >= 0 and in_ticks(rate, charged_at_us) or -1
-      rate.a, rate.b, rate.c = rate.rule.give_back(
-        rate.p, rate.q, rate.r, rate.s, rate.a, rate.b, rate.c, rate.now, claim.cost, claim.charged, charged_at)
+      rate.a, rate.b, rate.c = given_back(rate, claim, charged_at_us, other and rate.c == other[6] and other[3] or -1)
     end
   end
 end
