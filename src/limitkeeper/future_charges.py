@@ -66,10 +66,11 @@ class RateStarts:
 
 
 class FutureCharges:
-    """The last starts of the buckets of one store, by name, key and rate."""
+    """The last starts of the buckets of one store, by name, key and rate, and by the source of the decisions: a share that answers
+    for a store that fails has states of its own."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[Identity, str], list[RateStarts]] = OrderedDict()
+        self._known: OrderedDict[tuple[Identity, str, str], list[RateStarts]] = OrderedDict()
 
     def add(self, claims: Sequence[Claim], decision: Decision) -> None:
         """Notes a charge with a later start."""
@@ -78,7 +79,7 @@ class FutureCharges:
             states = claim.remembered() if claim.limit.limit.sums_later_starts else None
             if states is None:
                 continue
-            rates = self._known.pop((claim.limit.identity, claim.key), [])
+            rates = self._known.pop((claim.limit.identity, claim.key, decision.source), [])
             for found, one, (_, _, before, at, _, until) in [*_of_each_rate(claim, rates)]:
                 if before == until:  # charged above its limit, as debt
                     continue
@@ -94,37 +95,37 @@ class FutureCharges:
                 one.add(before, until, decision.start_us, now_us)
                 rates.append(one)
             if rates:
-                self._known[claim.limit.identity, claim.key] = rates[-MAX_RATES:]
+                self._known[claim.limit.identity, claim.key, decision.source] = rates[-MAX_RATES:]
                 if len(self._known) > MAX_KEYS:
                     self._known.popitem(last=False)
 
-    def forget(self, claims: Sequence[Claim], start_us: int) -> None:
+    def forget(self, claims: Sequence[Claim], decision: Decision) -> None:
         """Forgets the `until` of these charges, which are given back, whole or in part."""
         for claim in claims:
-            rates = self._known.get((claim.limit.identity, claim.key))
+            rates = self._known.get((claim.limit.identity, claim.key, decision.source))
             if rates is None or claim.cost <= 0:
                 continue
             for one, _, (_, _, before, _, _, until) in _of_each_rate(claim, rates):
                 if one is not None and claim.cost < claim.charged:
-                    one.settled(before, until, claim, start_us)
+                    one.settled(before, until, claim, decision.start_us)
                 elif one is not None:
                     one.last.pop(until, None)
 
     def __bool__(self) -> bool:
         return bool(self._known)
 
-    def mark(self, claims: Sequence[Claim], now_us: int, start_us: int) -> list[Claim]:
+    def mark(self, claims: Sequence[Claim], now_us: int, decision: Decision) -> list[Claim]:
         """The claims to give back in the place of these. Where all that the `until` of a rate counts has begun, they say that it
         was 0 before their charge."""
-        return [self._marked(claim, now_us, start_us) if claim.cost > 0 else claim for claim in claims]
+        return [self._marked(claim, now_us, decision) if claim.cost > 0 else claim for claim in claims]
 
-    def _marked(self, claim: Claim, now_us: int, start_us: int) -> Claim:
-        rates = self._known.get((claim.limit.identity, claim.key), [])
+    def _marked(self, claim: Claim, now_us: int, decision: Decision) -> Claim:
+        rates = self._known.get((claim.limit.identity, claim.key, decision.source), [])
         own = next((one.begun(now_us) for one in rates if one.limit == claim.limit), -1)
         begun = {one.rate: one.begun(now_us) for one in rates if one.limit != claim.limit and one.rate is not None}
         states = claim.remembered()
         before, after, others = states or (NO_STATE, NO_STATE, None)
-        has_begun = start_us <= now_us
+        has_begun = decision.start_us <= now_us
         mine = _marked_states((*before, *after), own, has_begun)
         theirs = {other[0]: other[1:] for other in others or ()}
         if has_begun:
@@ -132,7 +133,7 @@ class FutureCharges:
         theirs = {rate: _marked_states(other, begun.get(rate, -1), has_begun) for rate, other in theirs.items()}
         if mine == (*before, *after) and theirs == {other[0]: other[1:] for other in others or ()}:
             return claim
-        charged_at = start_us if states is None else claim.charged_at()
+        charged_at = decision.start_us if states is None else claim.charged_at()
         if states is None or mine[:3] == (-1, -1, 0):
             claim = Claim(claim.limit, claim.key, claim.cost, claim.charged, claim.reset_id)
         marked = tuple([(rate, *other) for rate, other in theirs.items() if rate is not None]) or None

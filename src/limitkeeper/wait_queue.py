@@ -444,10 +444,10 @@ class WaitQueue:
     def _mark_begun(self, leaving: Sequence[Waiter], behind: Sequence[Waiter], store: Store) -> None:
         """Has the claims that are given back say where no other charge is to come."""
         for waiter in (*leaving, *behind):
-            waiter.claims = self._later.mark(waiter.claims, self._now_us(store, waiter), waiter.decision.start_us)
+            waiter.claims = self._later.mark(waiter.claims, self._now_us(store, waiter), waiter.decision)
         for waiter in leaving:
             if not behind or waiter.decision.start_us > self._now_us(store, waiter):
-                self._later.forget(waiter.claims, waiter.decision.start_us)
+                self._later.forget(waiter.claims, waiter.decision)
 
     def _bookings(self, waiters: Sequence[Waiter], staying: set[int]) -> list[tuple[Waiter, Booking]]:
         """The bookings of waiters, in the order in which they were charged: the last charge is undone first, and exactly. What

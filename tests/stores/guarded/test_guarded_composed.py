@@ -217,3 +217,38 @@ def test_the_delay_of_a_loop_is_not_the_stores(behind):
         return [guard.answered_here(hit.result()) for hit in hits], guard.stats().failures
 
     assert asyncio.run(main()) == ([False] * 6, 0)
+
+
+class Rebooking(FailingStore):
+    """A store in which waiters move up."""
+
+    can_rebook = True
+
+    def rebook(self, bookings):
+        return self._noted("rebook").rebook(bookings)
+
+
+def test_what_waited_before_and_after_an_outage_gives_back_what_it_did_not_use(store, clock):
+    """Estimates of 4500 that use 300 behind a paced limit; during ten seconds the share decides, with waiters of its own. After
+    that the store has as used what calls used, and the estimates of those that were settled meanwhile or still wait."""
+    behind = Rebooking(store, local=True)
+    guard = guard_of(behind, clock)
+    tokens = TokenBucket(10**7, per="400d")
+    limits = {"requests": TokenBucket("60/min burst 1"), "tokens": tokens}
+    limiter = Limiter(limits, store=guard, name="api")
+    used, waiting = 0, []
+    for second in range(300):
+        behind.failing = ALL | {"rebook"} if 100 <= second < 110 else set()
+        if not behind.failing:
+            guard.probe()
+        waiting += [one for one in [limiter.reserve("a", {"tokens": 4500}, 20) for _ in range(3)] if one]
+        clock.advance(1)
+        for one in [one for one in waiting if one.decision.start_us <= clock.now_us()]:
+            waiting.remove(one)
+            is_away = guard.state == "open"
+            one.settle({"tokens": 300})
+            if one.decision.source == "store":
+                used += 4500 if is_away else 300
+    used += sum(4500 for one in waiting if one.decision.source == "store")
+    left = Limiter(limits, store=store, name="api").peek("a", {"requests": 0, "tokens": 0}).decisions[1].remaining
+    assert used - 200 <= tokens.capacity - left <= used + 2 * 4500
