@@ -66,8 +66,8 @@ class RateStarts:
 
 
 class FutureCharges:
-    """The last starts of the buckets of one store, by name, key and rate, and by the source of the decisions: a share that answers
-    for a store that fails has states of its own."""
+    """The last starts of the buckets of one store, by name, key and rate, and by the source of the decisions: a share that
+    answers for a store that fails has states of its own."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[Identity, str, str], list[RateStarts]] = OrderedDict()
