@@ -29,9 +29,10 @@ from limitkeeper.policy import Gate, Policy, WrittenRequest
 from limitkeeper.stores import GuardedStore, LeasedStore, RedisStore, ShardedStore, SharedStore, Store
 from limitkeeper.stores.contract import Booking
 from limitkeeper.stores.redis import resolver
-from limitkeeper.stores.redis.async_connection import AsyncConnections
+from limitkeeper.stores.redis.address import Endpoint, Login
+from limitkeeper.stores.redis.async_connection import PART, AsyncConnection, AsyncConnections
 from limitkeeper.stores.redis.batcher import MAX_BATCH, Batcher
-from limitkeeper.stores.redis.resp import Parser, ProtocolError
+from limitkeeper.stores.redis.resp import Parser, ProtocolError, Unsent
 from limitkeeper.stores.redis.script_request import RegisterRequest
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON, WrappedStore
@@ -164,7 +165,7 @@ HANGS: dict[str, Callable[[], contextlib.AbstractContextManager[str]]] = {
     "dns": slow_dns,
     "byte by byte": lambda: Server(b"$60\r\n", b".", 0.03),
     "array": lambda: Server(b"*1000000000\r\n" * 8),
-    "endless array": lambda: Server(b"*1000000000\r\n", b":1\r\n" * 1000, 0.001),
+    "endless array": lambda: Server(b"*200000\r\n", b":1\r\n" * 1000, 0.001),
     "endless string": lambda: Server(b"$1000000000\r\n", b"." * 65536, 0.001),
     "endless line": lambda: Server(b"+", b"." * 65536, 0.001),
 }
@@ -528,6 +529,28 @@ def test_a_corrupt_reply_is_a_store_error_at_once_and_closes_the_connection(corr
 
             asyncio.run(main())
         assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_an_array_that_goes_on_is_parsed_no_longer_than_the_budget(ready):
+    """The loop has 256 KiB of it at a time, and calls no timer before they are parsed: what follows once no call waits any more,
+    or instead of the replies to a login, is left."""
+    outcomes = []
+
+    async def main() -> tuple[int, bool]:
+        loop = asyncio.get_running_loop()
+        connection = AsyncConnection(Endpoint(*address), Login(), loop, 60)
+        while connection._transport is None or connection._ready != ready:
+            await asyncio.sleep(0)
+        connection.write(b"", 1, loop.time() - 1, outcomes.append)
+        connection.data_received(b"*200000\r\n" + b":1\r\n" * 60_000)
+        return len(connection._parser.arrays[0][0]), connection.usable
+
+    with Server(b"+PONG\r\n" if ready else b"") as found:
+        host, _, port = found.partition(":")
+        address = (host, int(port))
+        assert asyncio.run(main()) == ((2 * PART if ready else PART) // 4 - 3, False)
+    assert isinstance(outcomes[0], StoreTimeout if ready else Unsent)
 
 
 # Batches -------------------------------------------------------------------------------------------------------------------

@@ -46,6 +46,8 @@ Done = Callable[[Outcome], None]
 SILENCE = 1.0
 #: Seconds after which a timer was called late.
 LATE = 0.002
+#: Bytes that are parsed at a time: a few milliseconds.
+PART = 1 << 14
 
 
 def _ignore(outcome: Outcome) -> None:
@@ -171,6 +173,8 @@ class AsyncConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._last_read = self.loop.time()
+        if len(data) > PART:
+            return self._take_parts(data)
         parser = self._parser
         try:
             short = SHORT.get(data[:5])
@@ -199,6 +203,21 @@ class AsyncConnection(asyncio.Protocol):
         if not self.usable:
             self._close_if_done()
         return None
+
+    def _take_parts(self, data: bytes) -> None:
+        """Takes much data in parts, and no more of it where one array fills a whole part after all deadlines: the loop calls no
+        timer meanwhile, and has 256 KiB at a time. The replies to a login are short."""
+        before: list[Reply] | None = None
+        for at in range(0, len(data), PART):
+            if self._transport is None or self._transport.is_closing():
+                break
+            self.data_received(data[at : at + PART])
+            array = self._parser.arrays[0][0] if self._parser.arrays else None
+            if not self._ready:
+                self._end(lost(self.endpoint, "unexpected data"))
+            elif array and array is before and self.loop.time() > max([one.deadline for one in self._pending], default=0):
+                self._end(timed_out(self.endpoint))
+            before = array
 
     def _expire_at(self, deadline: float) -> None:
         if self._timer is not None:
