@@ -71,8 +71,8 @@ class Uvicorn(Wire):
     def __init__(self, app: Any, calls: list[str], **options: Any) -> None:
         super().__init__()
         self.calls = calls
-        quiet = {"log_config": None, "access_log": False, "proxy_headers": False}
-        config = uvicorn.Config(app, host="127.0.0.1", port=0, loop="uvloop", http="httptools", **(quiet | options))
+        usual = {"log_config": None, "access_log": False, "proxy_headers": False, "http": "httptools"}
+        config = uvicorn.Config(app, host="127.0.0.1", port=0, loop="uvloop", **(usual | options))
         self.server = uvicorn.Server(config)
         logging.getLogger("uvicorn.error").disabled = True
         self.listener = config.bind_socket()

@@ -6,6 +6,7 @@ the handler of a route has answered, the rule of that route has limited the requ
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
@@ -14,6 +15,7 @@ import sys
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import hypercorn.asyncio
 import pytest
 from routed_apps import ASGI, ROUTES, WSGI, targets
 from servers_asgi import Hypercorn, Uvicorn
@@ -32,6 +34,23 @@ NUMBER = 3000
 def policy() -> Policy:
     limits = [{"name": name, "match": path, "limit": "9999999/s"} for name, path in ROUTES.items() if name != "healthz"]
     return Policy.of(exempt=[{"path": "/healthz"}], limits=limits)
+
+
+class UvicornH11(Uvicorn):
+    """uvicorn with its other parser."""
+
+    def __init__(self, app, calls):
+        super().__init__(app, calls, http="h11")
+
+
+class HypercornWsgi(Hypercorn):
+    """hypercorn with a WSGI application."""
+
+    def _serve(self, app):
+        asyncio.set_event_loop(self.loop)
+        trigger = self.stop.wait
+        self.loop.run_until_complete(hypercorn.asyncio.serve(app, self.config, shutdown_trigger=trigger, mode="wsgi"))
+        self.loop.close()
 
 
 class RawClient:
@@ -62,9 +81,12 @@ class RawClient:
         head, _, content = data.partition(b"\r\n\r\n")
         fields = head.decode("latin-1").lower().split("\r\n")
         lengths = [int(field.split(":")[1]) for field in fields if field.startswith("content-length:")]
-        if not lengths or "connection: close" in fields:
+        chunked = "transfer-encoding: chunked" in fields
+        while chunked and not content.endswith(b"0\r\n\r\n"):
+            content += self.more()
+        if not (lengths or chunked) or "connection: close" in fields:
             self.close()
-        while self.socket is not None and len(content) < lengths[0]:
+        while self.socket is not None and lengths and len(content) < lengths[0]:
             content += self.more()
         found = re.search(rb"route=(\w+)", content)
         rules = "".join([field for field in fields if field.startswith("ratelimit-policy:")])
@@ -103,7 +125,7 @@ def check(port: int, seed: int, *headers: str, mount: str = "") -> None:
         assert {"checkout", "search", "tenant"} <= set(served)
 
 
-@pytest.mark.parametrize("server", [Uvicorn, Hypercorn])
+@pytest.mark.parametrize("server", [Uvicorn, UvicornH11, Hypercorn])
 @pytest.mark.parametrize("framework", ASGI)
 def test_asgi_behind_servers(framework, server):
     """No target reaches a route past its rule: every ASGI framework, behind uvicorn and hypercorn."""
@@ -114,23 +136,30 @@ def test_asgi_behind_servers(framework, server):
         check(running.port, 1)
 
 
+@pytest.mark.parametrize("server", [Waitress, HypercornWsgi])
 @pytest.mark.parametrize("framework", WSGI)
-def test_wsgi_behind_waitress(framework):
-    """No target reaches a route past its rule: every WSGI framework, behind waitress."""
-    with Gate(policy(), store=MemoryStore()) as gate, closing(Waitress(WsgiMiddleware(WSGI[framework](), gate), [])) as running:
+def test_wsgi_behind_servers(framework, server):
+    """No target reaches a route past its rule: every WSGI framework, behind waitress and hypercorn."""
+    with Gate(policy(), store=MemoryStore()) as gate, closing(server(WsgiMiddleware(WSGI[framework](), gate), [])) as running:
         check(running.port, 2)
 
 
-APP = """
+APPS = {
+    "gthread": """
 from test_routing_differences import WSGI, WsgiMiddleware, policy
 app = WsgiMiddleware(WSGI["{framework}"](), policy())
-"""
+""",
+    "asgi": """
+from test_routing_differences import ASGI, RateLimitMiddleware, policy
+app = RateLimitMiddleware(ASGI["{framework}"](), policy())
+""",
+}
 
 
 @contextmanager
-def gunicorn(framework: str, folder: Path):
+def gunicorn(framework: str, folder: Path, worker: str = "gthread"):
     """The port of a gunicorn that trusts loopback, as it does by default."""
-    (folder / "routed.py").write_text(APP.format(framework=framework))
+    (folder / "routed.py").write_text(APPS[worker].format(framework=framework))
     path = [Path(limitkeeper.__path__[0]).parent, Path(__file__).parent, Path(__file__).parents[1], folder]
     listener = socket.create_server(("127.0.0.1", 0))
     command = [
@@ -138,7 +167,7 @@ def gunicorn(framework: str, folder: Path):
         "-m",
         "gunicorn",
         "--worker-class",
-        "gthread",
+        worker,
         "--threads",
         "2",
         "--bind",
@@ -167,3 +196,11 @@ def test_wsgi_behind_gunicorn(framework, tmp_path):
         check(port, 3)
         for mount in ("/zz", "/search", "/t/a/x", "/healthz", "/"):
             check(port, 4, f"SCRIPT_NAME: {mount}", mount=mount)
+
+
+@pytest.mark.parametrize("framework", ASGI)
+def test_asgi_behind_gunicorn(framework, tmp_path):
+    """The same for gunicorn's worker for ASGI, in which such a header changes nothing."""
+    with gunicorn(framework, tmp_path, "asgi") as port:
+        check(port, 5)
+        check(port, 6, "SCRIPT_NAME: /t/a/x")
