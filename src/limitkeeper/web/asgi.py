@@ -335,7 +335,7 @@ class SettlingSend:
         self.start = start
         self.send = send
         self.scope = scope
-        self.before = dict(scope)
+        self.before: Scope = dict(scope)
         self.content_length: int | None = None
         self.held: Message | None = None
         self.disconnected = self.refused = False

@@ -459,6 +459,14 @@ def refusal_response(evaluation: Evaluation, context: AsgiRequestContext, connec
     return Response(content, evaluation.refusal.status, dict(fields), kind.decode())
 
 
+def scope_of_application(scope: Scope) -> Scope:
+    """The scope of a route as its application has received it, for a degrade handler that runs this again: below a `Mount` it
+    would find another route. Where the application is mounted itself, that mount is not told from its own, and stays."""
+    if "app_root_path" not in scope or getattr(scope.get("app"), "router", None) is not scope.get("router"):
+        return scope
+    return {**scope, "root_path": scope["app_root_path"]}
+
+
 def degraded(degrade: ASGIApp, connection: HTTPConnection) -> ASGIApp:
     """A degrade handler, which gets the body again that was read before. One that was read and not kept can't be had: then its
     client counts as disconnected."""
@@ -466,6 +474,7 @@ def degraded(degrade: ASGIApp, connection: HTTPConnection) -> ASGIApp:
     async def handler(scope: Scope, receive: Receive, send: Send) -> None:
         scope[EVALUATED] = (*scope.get(EVALUATED, ()), *evaluations_of(scope).limits)
         scope[DEGRADED] = True
+        scope = scope_of_application(scope)
         again: Receive = connection._receive  # type: ignore[attr-defined]
         if getattr(connection, "_stream_consumed", False):
             content = getattr(connection, "_body", None)
@@ -535,6 +544,7 @@ class SettlingResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.evaluation.needs_settlement and self.evaluation.allowed:
             settling = SettlingSend([self.evaluation], scope, send)
+            settling.before = scope_of_application(scope)
             settling.disconnected = self.disconnected
             await settling.run(self.app, scope, receive)
         else:

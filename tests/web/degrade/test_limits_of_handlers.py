@@ -388,3 +388,25 @@ def test_a_route_whose_response_is_too_large_runs_once_more(framework):
     client = TestClient(apps[0])
     assert [client.get("/").status_code for _ in range(2)] == [200, 200]
     assert calls == [False, False, True]
+
+
+@pytest.mark.parametrize("by_size", [False, True])
+@pytest.mark.parametrize("mounted", [False, True])
+def test_a_route_below_a_mount_is_run_again_by_its_application(mounted, by_size):
+    """The handler gets the scope as the application did, which finds the same route again; one that is `mounted` itself, too."""
+    apps: list[Any] = []
+    policy = BY_SIZE if by_size else Policy.of(limits=[{"name": "bytes", "limit": ONE, "on_refusal": "degrade later"}])
+    gate = Gate(policy, store=MemoryStore(), handlers={"later": lambda *event: apps[0](*event)})
+
+    async def view(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("less" if is_reduced(request) else "x" * 6)
+
+    async def other(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("other")
+
+    routes = [Route("/a", starlette.limit(policy=gate, rule="bytes")(view))]
+    mount = Mount("/sub", app=Starlette(routes=routes)) if mounted else Mount("/sub", routes=routes)
+    app = Starlette(routes=[Route("/a", other), mount])
+    apps.append(mount.app if mounted else app)
+    client = TestClient(app)
+    assert [client.get("/sub/a").text for _ in range(2)] == ["xxxxxx", "less"]
