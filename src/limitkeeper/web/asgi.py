@@ -380,18 +380,19 @@ class SettlingSend:
         refusing = await self.settlement.aafford(size) if size else None
         if refusing is not None:
             self.refused = True
-            await refuse(refusing, self.scope_again(), disconnected, self.send)
+            await refuse(refusing, self.scope_again(refusing), disconnected, self.send)
             return
         evaluations = self.settlement.evaluations
         await self.send(self.start(start) if self.start is not None else add_fields(start, fields(evaluations[0])))
 
-    def scope_again(self) -> Scope:
-        """The scope for a degrade handler, which may run the application again: limits of routes that were evaluated are not
-        evaluated again. What it sends is marked as reduced in this scope too, where a StaleCache looks."""
+    def scope_again(self, refusing: Evaluation) -> Scope:
+        """The scope for a degrade handler, which may run the application again: this limit, and those of routes that have
+        admitted the request, are not evaluated again. What it sends is marked in this scope too, where a StaleCache looks."""
         self.scope[DEGRADED] = True
-        limits = getattr(self.scope.get(EVALUATIONS), "limits", ())
-        evaluated = (*self.scope.get(EVALUATED, ()), *limits)
-        return {**as_received(self.before, self.scope), EVALUATED: evaluated}
+        known = self.scope.get(EVALUATIONS)
+        pairs = zip(known.all, known.limits, strict=True) if known is not None else ()
+        limits = [limit for evaluation, limit in pairs if evaluation.allowed or evaluation is refusing]
+        return {**as_received(self.before, self.scope), EVALUATED: (*self.scope.get(EVALUATED, ()), *limits)}
 
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
         """Calls the app and settles, however it ends."""

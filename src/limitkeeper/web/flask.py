@@ -285,11 +285,17 @@ def evaluate(gate: Gate) -> ResponseReturnValue | None:
             settle_later(evaluation, environ)
         return None
     if evaluation.degrade is not None:
-        environ[DEGRADED] = True
-        environ[EVALUATED] = {*environ.get(EVALUATED, ()), *(one.gate for one in environ[EVALUATIONS])}
+        mark_degraded(environ, evaluation)
         response: ResponseReturnValue = current_app.ensure_sync(evaluation.degrade)()
         return response
     raise refusal_exception(evaluation)
+
+
+def mark_degraded(environ: Environ, refusing: Evaluation) -> None:
+    """For a degrade handler, which may run the application again: this limit, and those that have admitted the request, are not
+    evaluated again."""
+    found = [one.gate for one in environ.get(EVALUATIONS, ()) if one.allowed or one is refusing]
+    environ[DEGRADED], environ[EVALUATED] = True, {*environ.get(EVALUATED, ()), *found}
 
 
 def settle_later(evaluation: Evaluation, environ: Environ) -> None:
@@ -439,7 +445,7 @@ class FlaskMiddleware(RateLimitMiddleware):
         session: SessionMixin = self.flask.session_interface.make_null_session(self.flask)
         with RequestContext(self.flask, environ, session=session):
             g.limitkeeper = environ[EVALUATION] = evaluation  # an evaluation within may have taken its place
-            environ[DEGRADED] = True
+            mark_degraded(environ, evaluation)
             try:
                 return self.refusal_response(evaluation)(environ, HeaderStartResponse(start_response, evaluation))
             finally:

@@ -335,6 +335,24 @@ def test_a_rule_that_a_route_names_bounds_its_reduced_responses():
     assert [text for _, text in answers[:3]] == ["all of a", "less of a", "less of a"]
 
 
+@pytest.mark.parametrize("framework", ["flask", "starlette"])
+def test_a_limit_of_a_view_is_charged_once_when_the_response_is_too_large(framework):
+    """Though the handler of the policy runs the application again."""
+    if framework == "flask":
+        site = Flask("site")
+        limits = flask.RateLimit(site, BY_SIZE, store=MemoryStore(), handlers={"later": flask_reduced(site)})
+        site.add_url_rule("/", view_func=limits.limit("2/h", name="own")(lambda: "x" * 6))
+        client: Any = site.test_client()
+    else:
+
+        async def view(request: Request) -> PlainTextResponse:
+            return PlainTextResponse("x" * 6)
+
+        inner = Starlette(routes=[Route("/", starlette.limit("2/h", name="own")(view))])
+        client = TestClient(RateLimitMiddleware(inner, BY_SIZE, store=MemoryStore(), handlers={"later": inner}))
+    assert [client.get("/").status_code for _ in range(3)] == [200, 200, 429]
+
+
 def mounted_asgi() -> Any:
     """An application with one route at `/a` and another at `/sub/a`, and the client of its limit by size."""
 
