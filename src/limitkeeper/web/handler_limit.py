@@ -524,11 +524,14 @@ def shares_name(handler: Handler) -> bool:
 
 
 def tightest(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Of several evaluations of one request the one that refused, or that has the smallest share left."""
+    """Of several evaluations of one request the one that refused (rather than one whose handler ran the application, where
+    another limit refused), or that has the smallest share left."""
 
     def share_left(evaluation: Evaluation) -> float:
+        if not evaluation.allowed:
+            return -2.0 if evaluation.degrade is None else -1.0
         decision = evaluation.decision
-        return -1.0 if not evaluation.allowed else 2.0 if decision is None else decision.remaining / max(1, decision.limit)
+        return 2.0 if decision is None else decision.remaining / max(1, decision.limit)
 
     return min(evaluations, key=share_left)
 

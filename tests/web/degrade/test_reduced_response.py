@@ -52,6 +52,23 @@ def limited_asgi(_: Any) -> Any:
     return RateLimitMiddleware(inner, gate(inner))
 
 
+def limited_route(_: Any) -> Any:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Route
+
+    from limitkeeper.web.asgi import RateLimitMiddleware
+    from limitkeeper.web.starlette import limit
+
+    @limit(OF_VIEW)
+    async def view(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(text_of(request))
+
+    app = Starlette(routes=[Route("/a", view)])
+    return RateLimitMiddleware(app, gate(app))
+
+
 def wsgi(_: Any, limited: bool = False) -> Any:
     from limitkeeper.web.wsgi import RateLimitMiddleware
 
@@ -100,6 +117,7 @@ def django(_: Any, limited: bool = False) -> Any:
 FRAMEWORKS = {"asgi": asgi, "wsgi": wsgi, "flask": flask, "django": django}
 LIMITED = {
     "asgi": limited_asgi,
+    "asgi, route": limited_route,
     "wsgi": partial(wsgi, limited=True),
     "flask": partial(flask, limited=True),
     "flask, late": partial(flask, limited=True, early=False),
@@ -130,9 +148,11 @@ def test_the_rest_of_the_application_runs_for_it(monkeypatch):
 
 @pytest.mark.parametrize("name", LIMITED)
 def test_a_limit_of_the_view_bounds_its_reduced_responses(name, monkeypatch):
-    """What it admits stays reduced: it does not undo the refusal by the policy."""
+    """What it admits stays reduced: it does not undo the refusal by the policy. What it refuses has the fields of a refusal."""
     monkeypatch.setattr("test_stale_cache.FRAMEWORKS", LIMITED)
     client = Client(name, None)  # type: ignore[arg-type]
     answers = [client.get() for _ in range(3)]
     assert [one.status_code for one in answers] == [200, 200, 429]
     assert [one.text for one in answers[:2]] == ["all", "less"]
+    refused = answers[2].headers
+    assert (refused["Retry-After"], refused["Cache-Control"], refused["X-RateLimit-Limit"]) == ("3600", "no-store", "2")

@@ -114,7 +114,7 @@ class Client:
 
     def __init__(self, framework: str, app: App) -> None:
         self.made = FRAMEWORKS[framework](app)
-        self.is_asgi = framework == "asgi"
+        self.is_asgi = framework.startswith("asgi")
 
     def get(
         self, path: str = "/a", user: str = "ann", method: str = "GET", scheme: str = "http", **headers: str
