@@ -16,6 +16,7 @@ from django.views import View
 from django_asgi import Urls, configure
 from fastapi import APIRouter, Depends, FastAPI, Request, WebSocket
 from flask import Blueprint, Flask
+from flask.views import MethodView
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.responses import PlainTextResponse
@@ -68,6 +69,39 @@ def test_flask(store, tmp_path):
     assert flask_statuses(app, *["/own"] * 3) == flask_statuses(app, *["/shop/tea"] * 3) == [200, 200, 429]
     assert flask_statuses(app, *["/exempt"] * 3, *["/static/a.txt"] * 3) == [200] * 6
     assert flask_statuses(app, *["/none"] * 3) == [404] * 3
+
+
+def test_a_limit_of_one_method_of_a_view_class_replaces_the_default(store):
+    """For that method alone, in Flask and in Django."""
+    app = Flask("defaults")
+    limits = flask.RateLimit(app, store=store, default=ONE)
+
+    class Orders(MethodView):
+        @limits.limit(TWO)
+        def get(self) -> str:
+            return "ok"
+
+        def post(self) -> str:
+            return "ok"
+
+    app.add_url_rule("/orders", view_func=Orders.as_view("orders"))
+    client = app.test_client()
+    assert [client.get("/orders").status_code for _ in range(2)] + [client.head("/orders").status_code] == [200, 200, 429]
+    assert [client.post("/orders").status_code for _ in range(2)] == [200, 429]
+
+    class Page(View):
+        @method_decorator(limit(TWO))
+        def get(self, request: Any) -> HttpResponse:
+            return HttpResponse("ok")
+
+        def post(self, request: Any) -> HttpResponse:
+            return HttpResponse("ok")
+
+    setting = {"DEFAULT": ONE, "STORE": store}
+    ours = ["limitkeeper.web.django.RateLimitMiddleware"]
+    with override_settings(LIMITKEEPER=setting, MIDDLEWARE=ours, ROOT_URLCONF=Urls([path("page", Page.as_view())])):
+        assert [Client().get("/page").status_code for _ in range(3)] == [200, 200, 429]
+        assert [Client().post("/page").status_code for _ in range(2)] == [200, 429]
 
 
 def test_a_view_of_flask_that_is_called_static_has_the_default(store):

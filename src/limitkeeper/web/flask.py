@@ -257,7 +257,7 @@ def evaluate_default(gates: HandlerGates, limit: HandlerLimit) -> ResponseReturn
     if endpoint is None or is_static(current_app, endpoint) or endpoint in exempt_endpoints(current_app):
         return None
     own = (current_app.view_functions.get(endpoint), *(current_app.blueprints.get(name) for name in request.blueprints))
-    if any(has_own_limit(one) for one in own):
+    if any(has_own_limit(one, request.method) for one in own):
         return None
     return evaluate(gates.gate_for(limit, limit.name_at(endpoint), request))
 

@@ -455,10 +455,13 @@ def check_order(handlers: Iterable[object]) -> None:
             raise ConfigurationError(f"{got}; write @limit(…) below @app.get(…) or @app.route(…)")
 
 
-def has_own_limit(handler: object) -> bool:
-    """Whether a handler, or a method of a class-based one, has a limit of its own, which replaces the default."""
+def has_own_limit(handler: object, method: str | None = None) -> bool:
+    """Whether a handler, or a method of a class-based one, has a limit of its own, which replaces the default. `method` is that
+    of the request: of a view class of Flask or Django only what answers it counts."""
     methods = vars(handler).values() if isinstance(handler, type) else ()
-    return any(getattr(one, DEPTH, 0) > 0 for one in (handler, *methods))
+    view = getattr(handler, "view_class", None)
+    answers = None if method is None else getattr(view, method.lower(), getattr(view, "get", None) if method == "HEAD" else None)
+    return any(getattr(one, DEPTH, 0) > 0 for one in (handler, answers, *methods))
 
 
 def exempt_identity(exempt_when: Callable[..., object]) -> Callable[[RequestContext], object]:

@@ -112,7 +112,7 @@ class RateLimitMiddleware:
         """The gate of the default limit; None: there is none, no view is found, or it has a limit of its own."""
         limit = self.gates.default
         found = None if limit is None else find_view(request)
-        if limit is None or found is None or has_own_limit(found.func):
+        if limit is None or found is None or has_own_limit(found.func, request.method):
             return None
         return self.gates.gate_for(limit, limit.name_at(location_of(request, found)), request)
 
