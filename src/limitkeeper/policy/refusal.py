@@ -36,6 +36,7 @@ QUOTA, QUEUE_FULL, PENALTY_BOX, STORE = "quota", "queue full", "penalty box", "s
 BLOCKED, CONCURRENT, CAPACITY = "blocked", "concurrent", "capacity"
 #: When to retry where too many requests run at a time: the end of a running request is unknown.
 CONCURRENT_RETRY_US = 1_000_000
+SECOND_US = 1_000_000
 callback_errors = CallbackErrors()
 
 
@@ -138,9 +139,11 @@ def delay_of(secret: bytes, address: Any, keys: Iterable[str], earliest_us: int,
     place = int.from_bytes(hmac.digest(secret, text.encode("utf-8", "surrogatepass"), "sha256")[:8], "big")
     delay_us = place * spread_us >> 64
     if spread_us >= 20_000_000:
-        sent_us = delay_us // 1_000_000 * 1_000_000 + -retry_us % 1_000_000
-        twentieths = (place * 20 >> 64) - sent_us * 20 // spread_us
-        delay_us = min(delay_us + twentieths * 1_000_000, spread_us - 1)
+        twentieth, second_us = place * 20 >> 64, delay_us // SECOND_US * SECOND_US
+        second_us += (twentieth - (second_us + -retry_us % SECOND_US) * 20 // spread_us) * SECOND_US
+        low_us = max(second_us, -(-twentieth * spread_us // 20))
+        high_us = min(second_us + SECOND_US, -(-(twentieth + 1) * spread_us // 20))
+        delay_us = low_us + delay_us % SECOND_US * (high_us - low_us) // SECOND_US
     return delay_us
 
 
