@@ -139,7 +139,7 @@ DOCUMENT = st.fixed_dictionaries(
         "identify": st.dictionaries(KEY_NAME, st.fixed_dictionaries({"header": NAME}, optional={"default": NAME}), max_size=2),
         "exempt": st.lists(EXEMPTION, max_size=2),
         "penalty_box": st.fixed_dictionaries({"after": st.just("100/min"), "for": NUMBER}),
-        "headers": st.fixed_dictionaries({"names": st.dictionaries(st.sampled_from(["limit", "reset"]), NAME, max_size=2)}),
+        "headers": st.fixed_dictionaries({"names": st.dictionaries(st.just("limit"), NAME, max_size=1)}),
     },
 )
 
