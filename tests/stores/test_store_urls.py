@@ -147,6 +147,7 @@ def test_stores_can_be_named_from_the_package():
 
 
 def test_a_class_as_a_store_is_refused_with_the_remedy():
+    """`store=RedisStore`, without its parentheses, says what to write."""
     with pytest.raises(ConfigurationError, match=r"store must be a store or a URL .*; write MemoryStore\(…\)"):
         Limiter("5/s", store=MemoryStore)
 

@@ -142,6 +142,7 @@ def test_a_needless_password_is_reported(valkey: Valkey) -> None:
     [("redis+cluster", "cluster support disabled; use redis://"), ("redis+sentinel", "is no Sentinel: give the Sentinels' port")],
 )
 def test_a_single_server_under_another_scheme_is_reported_with_the_remedy(valkey: Valkey, scheme: str, remedy: str) -> None:
+    """The URL of a Cluster or of Sentinels with the port of a single server: the error says which URL to write."""
     url = valkey.url.replace("redis", scheme) + ("/shop" if scheme == "redis+sentinel" else "")
     with RedisStore(url, timeout="60s") as store, pytest.raises(StoreUnavailable, match=remedy):
         Limiter("5/s", store=store).hit("u")
