@@ -33,6 +33,7 @@ _ENCODED = re.compile(rb"%([0-9a-fA-F]{2})")
 _BYTES = {(high + low).encode(): bytes.fromhex(high + low) for high in hexdigits for low in hexdigits}
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]+")
 _CUT = re.compile("[?#]")
+_SLASHES = re.compile("/+")
 _PARAMETERS = re.compile(";[^/]*")
 #: Scheme and host of a target that does not begin with a slash.
 _ORIGIN = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*:)?(?://[^/?#]*)?", re.I)
@@ -53,8 +54,8 @@ def normalize_path(path: str) -> str:
 
 def readings(path: str) -> tuple[str, ...]:
     """All paths that a server may take it for: normalized, normalized without resolving dots, with dots resolved first, with its
-    scheme, and as received. Most have one. Quart routes `http:/checkout` to /checkout. Beyond MAX_PATH a path is cut, before the
-    last segment."""
+    scheme, as received, and so without repeated slashes (Litestar). Most have one. Quart routes `http:/checkout` to /checkout.
+    Beyond MAX_PATH a path is cut, before the last segment."""
     if len(path) > MAX_PATH:
         path = path[:MAX_PATH].rpartition("/")[0]
     if _clean(path) is not None:
@@ -64,7 +65,9 @@ def readings(path: str) -> tuple[str, ...]:
     if "." in text or "%" in text:
         texts += _resolved_first(path)
     found = [one for each in dict.fromkeys(texts) for one in _normalized(each)]
-    return tuple(dict.fromkeys([*found, *(fold_case(one).rstrip("/") or "/" for one in (texts[0], path))]))
+    received = [fold_case(one).rstrip("/") or "/" for one in (texts[0], path)]
+    merged = [_SLASHES.sub("/", one) for one in received if "//" in one]
+    return tuple(dict.fromkeys([*found, *received, *merged]))
 
 
 def mounted_path(path: str, root: str) -> tuple[str, str | None]:
