@@ -60,3 +60,11 @@ def test_no_path_is_taken_for_another_with_a_mount_point(between):
     mounted = WrittenRequest(path="/zz/checkout")
     mounted.routed = "/checkout"
     assert [entry.label for entry in gate.ask(mounted).entries] == ["checkout"]
+
+
+@pytest.mark.parametrize("path", ["/orders//a#b/pay", "/orders//a?b/pay", "/orders//a\\b/pay", "/orders/a#b//pay//"])
+def test_repeated_slashes_hide_no_odd_segment(path):
+    """Litestar routes `/orders//a%23b/pay` to /orders/{order}/pay, with the order a#b: its rule applies."""
+    limits = [{"name": "order", "match": "/orders/{order}/pay", "limit": "fixed window 1/min"}]
+    gate = Gate(Policy.of(limits=limits), store=MemoryStore(clock=ManualClock()))
+    assert answers(gate, path, 2) == [True, False]
