@@ -290,4 +290,5 @@ def test_a_child_forked_without_descriptors_has_a_lock_of_its_own(path, python):
         print(os.WTERMSIG(status), limiter.hit("a").decisions[1].remaining)
         """
     )
-    assert done.stdout.split() == ["9", "498"], done.stderr
+    killed = "9" if compiled else "0"  # without compare-and-swap a child needs a descriptor of its own, and its call fails
+    assert done.stdout.split() == [killed, "498"], done.stderr
