@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
 from limitkeeper import StoreTimeout
-from limitkeeper.stores.sans_io import Pending, WakeEvent
+from limitkeeper.clock import SYSTEM
+from limitkeeper.stores.sans_io import LeftOnLoop, Pending, WakeEvent, arun, left_of
 
 
 class Interrupted(Exception):
@@ -97,3 +99,60 @@ def test_one_set_wakes_every_waiter_of_a_wake_event() -> None:
     assert found == [(True, True)] * 8
     event.clear()
     assert not event.wait(0)
+
+
+class Counted(Pending):
+    """Fails where it is looked at again and again in one iteration of the event loop."""
+
+    looks = 0
+
+    async def aresult(self, timeout: float | None = None) -> object:
+        self.looks += 1
+        assert self.looks < 100
+        return await super().aresult(timeout)
+
+    await_ = aresult
+
+
+@pytest.mark.parametrize("failed", [True, False], ids=["its value", "no value"])
+@pytest.mark.parametrize("left_s", [0.0, 0.05])
+def test_a_late_event_loop_does_not_spin_on_a_timeout(failed: bool, left_s: float) -> None:
+    """Callbacks have kept the loop busy when a wait with a budget ends in StoreTimeout, as the error of a failed batch or because
+    its time is over: the task yields until the overdue timers have run, and is answered."""
+    pending = Counted()
+
+    async def main() -> object:
+        now = asyncio.get_running_loop().time
+        end = now() + left_s
+        left = LeftOnLoop(lambda: end - now())
+        if failed:
+            pending.finish(StoreTimeout("the batch failed"))
+        time.sleep(0.02)
+        try:
+            return await left.wait_for(pending)
+        finally:
+            left.stop()
+
+    assert isinstance(asyncio.run(main()), StoreTimeout)
+
+
+def test_tasks_with_work_of_their_own_are_answered_when_a_batch_fails() -> None:
+    """Ten tasks wait for one batch within a budget, each is busy for a millisecond after it: all get the error of the batch."""
+    pending = Counted()
+
+    async def waiter() -> object:
+        answer = await arun(wait_for_it(), left=left_of(1, 30_000, SYSTEM))
+        time.sleep(0.001)
+        return answer
+
+    def wait_for_it() -> object:
+        return (yield pending)
+
+    async def main() -> list[object]:
+        tasks = [asyncio.ensure_future(waiter()) for _ in range(10)]
+        await asyncio.sleep(0.001)
+        pending.looks = -1000
+        pending.finish(StoreTimeout("the batch failed"))
+        return await asyncio.gather(*tasks)
+
+    assert [type(answer) for answer in asyncio.run(main())] == [StoreTimeout] * 10

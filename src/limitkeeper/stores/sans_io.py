@@ -181,12 +181,17 @@ class LeftOnLoop:
         return self() <= 0
 
     async def wait_for(self, step: Waitable) -> object:
-        """Waits again when the loop was late: what it waits for may be done a few iterations later."""
+        """Waits again when the loop was late: what it waits for may be done a few iterations later. It yields first, since
+        `delay` grows until overdue timers have run. A timeout that is the value, of a batch that failed, is returned when it
+        comes again."""
         seen = self.delay()
         answer = await step.await_(max(0.0, self()))
         while isinstance(answer, StoreTimeout) and self.delay() > seen:
-            seen = self.delay()
+            seen, before = self.delay(), answer
+            await asyncio.sleep(0)
             answer = await step.await_(max(0.0, self()))
+            if answer is before:
+                break
         return answer
 
     def stop(self) -> None:
