@@ -587,3 +587,49 @@ def test_a_cancelled_charge_never_raises_what_another_rate_holds(kind: str, rule
         assert fast.hit("key").remaining == 9
         assert reservation.cancel()
         assert fast.hit("key").remaining >= 8
+
+
+BUCKETS = (
+    st.sampled_from([TokenBucket, LeakyBucket, LeakyBucketQueue])
+    .flatmap(lambda rule: rates_and_histories(rule, most=3, gives=True))
+    .filter(lambda drawn: not any(limit.ramp for limit in drawn[0]))
+)  # what is missing at first counts as used for a new rate
+
+
+@effort(200, least=20)
+@given(BUCKETS, st.integers(0, 2), st.integers(1, 500), st.integers(0, 10**8), st.integers(0, 2))
+def test_the_latest_charge_is_cancelled_exactly_whatever_has_waited_before(
+    drawn: Any, rate: int, cost: int, after_us: int, days: int
+) -> None:
+    """Law 13: calls of several rates wait, settle and leave; then a reservation is made and cancelled: all are as before."""
+    some, history = drawn
+    played = Played(STORES["memory"], "", some)
+    for limiter in played.limiters:
+        limiter.hit("key")
+    for step in history:
+        played.step(step)
+    played.clock.advance(after_us / 1e6 + 86400 * days)
+    before = [answer(limiter.peek("key")) for limiter in played.limiters]
+    reservation = played.limiters[rate % len(some)].reserve("key", cost)
+    if reservation:
+        assert reservation.cancel()
+    assert [answer(limiter.peek("key")) for limiter in played.limiters] == before
+    played.store.close()
+
+
+@every_store
+@pytest.mark.parametrize("rule", [TokenBucket, LeakyBucket])
+def test_an_exception_after_an_earlier_wait_leaves_the_other_rate_as_it_was(kind: str, rule: Any, tmp_path: Any) -> None:
+    """A call of 1000/s has waited; an hour later one of 500 fails: the other rate, 60/min, has the nine that it had."""
+    clock, store, (small, large) = two_rates(kind, tmp_path, rule("60/min", 10), rule("1000/s", 1000))
+    with store:
+        small.hit("key")
+        while large.hit("key"):
+            pass
+        with large.reserve("key") as waited:
+            assert waited.wait > 0
+        clock.advance(3600)
+        small.hit("key")
+        with pytest.raises(ConnectionError), large.reserve("key", 500):
+            raise ConnectionError
+        assert small.peek("key").remaining == 9
