@@ -162,6 +162,8 @@ def _of_each_rate(claim: Claim, rates: list[RateStarts]) -> Iterator[tuple[RateS
 def _marked_states(states: States, begun: int, has_begun: bool) -> States:
     """The states before and after a charge, of which the first says where nothing else is to come. Known states stay, for an
     exact undo, unless `begun` is from after the charge: then it lies beyond the time and the `until` of the state after."""
-    if begun >= 0 and begun in (states[2], states[5]):
+    if begun < 0:  # of logs and windows too, whose states are others
+        return states
+    if begun in (states[2], states[5]):
         return (*states[:2], 0, *states[3:])
     return (-1, -1, 0, -1, -1, begun) if has_begun and begun > max(states[3], states[5]) else states
