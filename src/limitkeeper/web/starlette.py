@@ -461,7 +461,7 @@ def refusal_response(evaluation: Evaluation, context: AsgiRequestContext, connec
 
 def scope_of_application(scope: Scope) -> Scope:
     """The scope of a route as its application has received it, for a degrade handler that runs this again: below a `Mount` it
-    would find another route. Where the application is mounted itself, that mount is not told from its own, and stays."""
+    would find another route. Where the application is mounted itself, that mount looks like its own, and stays."""
     if "app_root_path" not in scope or getattr(scope.get("app"), "router", None) is not scope.get("router"):
         return scope
     return {**scope, "root_path": scope["app_root_path"]}

@@ -212,8 +212,8 @@ class Journal:
 
 
 def process_stat(pid: int) -> tuple[str, int] | None:
-    """The state letter and the start time of a process; None when there is no such process. Raises OSError where that can't be
-    told: in a process that has no file descriptor left, say."""
+    """The state letter and the start time of a process; None when there is no such process. Raises OSError where that is
+    unknown: in a process that has no file descriptor left, for example."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -232,7 +232,7 @@ def owner_word(pid: int) -> int:
 
 
 def owner_state(word: int) -> str:
-    """The state letter of the process that wrote this word; "" when it is dead, "?" when that can't be told."""
+    """The state letter of the process that wrote this word; "" when it is dead, "?" when that is unknown."""
     try:
         found = process_stat(word >> 32)
     except OSError:
