@@ -10,10 +10,11 @@ from gates import MODES, asked, gate, key, passes, policy, request, rule
 
 from limitkeeper import MemoryStore, RedisStore
 from limitkeeper.algorithms.claim import Claim
-from limitkeeper.policy import Gate
+from limitkeeper.policy import Gate, Policy, WrittenRequest
 from limitkeeper.policy.model import WAIT, Charge, Cost, Once, OnFailure, OnRefusal
 from limitkeeper.testing import ManualClock
 from stand_ins import HeldClock, WrappedStore
+from virtual_time import VirtualClock
 
 
 @pytest.fixture
@@ -303,3 +304,37 @@ def test_explain_shows_repetitions():
     assert passes(g, 1, **SAID) == [True]
     assert not g.explain(request(**SAID))[0].decision.allowed
     assert passes(g, 1, **SAID) == [False]
+
+
+def test_repetitions_whose_clients_leave_the_queue_of_another_rule_use_no_replay():
+    """Five retries with one key are cancelled while they wait: the next one is a repetition, and charges nothing again."""
+    clock = VirtualClock()
+    orders = {
+        "name": "orders",
+        "key": "user",
+        "limit": "fixed window 10/day",
+        "once": {"header": "Idempotency-Key", "replays": 3},
+    }
+    pace = {"name": "pace", "key": "everyone", "limit": "fixed window 1/min", "on_refusal": "wait up to 60s"}
+    limits = Gate(Policy.of(identify={"user": {"header": "X-User"}}, limits=[orders, pace]), store=MemoryStore(clock=clock))
+
+    def retry():
+        return limits.aask(WrittenRequest("POST", "/orders", headers={"X-User": "u", "Idempotency-Key": "k"}))
+
+    async def settle():
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    async def main():
+        assert {entry.label for entry in (await retry()).entries} == {"orders", "pace"}
+        for _ in range(5):
+            waiting = asyncio.ensure_future(retry())
+            await settle()
+            waiting.cancel()
+            await settle()
+            assert waiting.cancelled()
+        await clock.run_until(clock.now_us() + 70_000_000, settle)
+        assert [entry.label for entry in (await retry()).entries] == ["pace"]
+        assert limits.snapshot().rules[0].replayed == 1
+
+    asyncio.run(main())

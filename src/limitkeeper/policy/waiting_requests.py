@@ -35,7 +35,7 @@ from ..algorithms.leaky_queue import LeakyBucketQueue
 from ..algorithms.token_bucket import TokenBucket
 from ..clock import Clock
 from ..decision import Decision, Decisions
-from ..errors import RateLimited
+from ..errors import RateLimited, StoreError
 from ..fork import reset_after_fork
 from ..limiter import WaitingLimiter
 from ..stores.contract import Store
@@ -43,6 +43,7 @@ from ..stores.guarded import GuardedStore
 from ..stores.sans_io import Call, Plan, running_loop
 from ..wait_queue import BEGUN, Waiter
 from .compiled_rule import UNIDENTIFIED, CompiledRule, Entry, identity_of
+from .idempotency import release_marks
 from .refusal import QUEUE_FULL, QUOTA
 from .request_context import RequestContext
 
@@ -176,6 +177,11 @@ class WaitingRequests:
             decision = refused if error.decision else error.decision
             if not gate._on_failure.has_failed(decision):
                 return decision
+        except (StoreError, GeneratorExit):
+            raise
+        except BaseException:  # cancelled, or of a signal handler: the request is not answered
+            yield from release_marks(gate, evaluation)
+            raise
         finally:
             try:
                 PLACES.leave(evaluation, places, task)
