@@ -47,7 +47,8 @@ def failure(error: Json) -> LimitkeeperError:
 
 def lost(url: str, error: httpx.HTTPError) -> LimitkeeperError:
     kind = StoreTimeout if isinstance(error, httpx.TimeoutException) else StoreUnavailable
-    remedy = "; is this its HTTP port (7070)?" if isinstance(error, httpx.RemoteProtocolError) else ""
+    ended = isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError)  # which one depends on the moment
+    remedy = "; is this its HTTP port (7070)?" if ended else ""
     return kind(f"the service at {masked(url)}: {str(error).removesuffix('.') or type(error).__name__}{remedy}")
 
 
