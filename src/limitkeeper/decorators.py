@@ -84,6 +84,13 @@ def misplaced_argument(value: object) -> str:
     return f"limit() takes keywords only: write limit(key={value!r})"
 
 
+def refuse_limit_options(name: str, misplaced: Mapping[str, object]) -> None:
+    """Refuses unknown arguments of a limiter; `burst` and the like are options of its limit."""
+    for option, value in misplaced.items():
+        remedy = f"{name}(TokenBucket('5/s', burst=10)), or {name}('5/s burst 10')"
+        raise TypeError(f"{name}() takes no argument {option}={value!r}; write an option of a limit in the limit: {remedy}")
+
+
 def refuse_rate_as_key(key: object) -> None:
     """Refuses a constant key that reads as a limit. Keys of calls are never inspected."""
     if isinstance(key, str) and reads_as_limit(key):

@@ -22,7 +22,7 @@ from .algorithms.constants import MAX_WAIT
 from .algorithms.limit_parser import named_limits
 from .algorithms.no_key import NO_KEY
 from .decision import Decision, Decisions
-from .decorators import CostArgument, KeyArgument, limited, misplaced_argument, refuse_rate_as_key
+from .decorators import CostArgument, KeyArgument, limited, misplaced_argument, refuse_limit_options, refuse_rate_as_key
 from .errors import ConfigurationError, RateLimited, StoreError
 from .limiter_base import Cost, Key, LimiterBase, checked_cost, is_off
 from .observe.events import GIVE_BACK_FAILED, OVERFLOW, WAITED
@@ -356,8 +356,9 @@ class Limiter(WaitingLimiter):
 
     __slots__ = ()
 
-    def __init__(self, limits: Limits, store: Store | str | None = None, name: str | None = None) -> None:
-        super().__init__(limits, store, name)  # here, so that Python's error for an unknown argument names this class
+    def __init__(self, limits: Limits, store: Store | str | None = None, name: str | None = None, **misplaced: Never) -> None:
+        refuse_limit_options("Limiter", misplaced)
+        super().__init__(limits, store, name)
 
     def acquire(self, key: Key = NO_KEY, cost: Cost = 1, timeout: Duration | None = None) -> Decision:
         """Waits until the cost is admitted: one decision, one sleep. Raises `RateLimited` at once if the wait would exceed
@@ -421,7 +422,8 @@ class AsyncLimiter(WaitingLimiter):
 
     __slots__ = ("_local",)
 
-    def __init__(self, limits: Limits, store: Store | str | None = None, name: str | None = None) -> None:
+    def __init__(self, limits: Limits, store: Store | str | None = None, name: str | None = None, **misplaced: Never) -> None:
+        refuse_limit_options("AsyncLimiter", misplaced)
         super().__init__(limits, store, name)
         self._local = bool(self.store.local)
 

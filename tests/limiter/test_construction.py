@@ -31,6 +31,15 @@ def test_a_limiter_without_a_store_has_its_own(limiter_class):
 
 
 @limiter_classes
+@pytest.mark.parametrize("option", [{"burst": 10}, {"capacity": 3, "name": "api"}, {"align": "first"}], ids=str)
+def test_an_option_of_a_limit_given_to_the_limiter_is_refused_with_the_remedy(limiter_class, option):
+    """`burst` and the like belong to the limit; the error shows how to write them there."""
+    remedy = rf"{limiter_class.__name__}\('5/s burst 10'\)"
+    with pytest.raises(TypeError, match=rf"takes no argument (burst=10|capacity=3|align='first'); .*{remedy}"):
+        limiter_class("5/s", **option)
+
+
+@limiter_classes
 def test_a_store_may_be_a_url(limiter_class):
     """`store=` takes a URL."""
     assert isinstance(limiter_class("5/s", store="memory://").store, MemoryStore)

@@ -93,6 +93,17 @@ def test_a_near_store_that_fails_is_answered_too():
     assert g.snapshot().decisions.count == 1  # the time of the failed call is counted, too
 
 
+def test_a_near_store_that_fails_is_logged_once_in_ten_seconds(caplog):
+    """Requests that pass uncounted because a local store fails are seen in the log; a flood of them is one line."""
+    store = WrappedStore(MemoryStore(clock=ManualClock(0)), local=True)
+    g = Gate(policy(rule("all", "1/s")), store=store)
+    store.failing = {"decide"}
+    for _ in range(5):
+        asked(g, request(), "quick")
+    assert [line for line in caplog.messages if "the store fails, so `on_failure` decides" in line] == caplog.messages
+    assert len(caplog.messages) == 1
+
+
 def test_a_breaker_spares_a_dead_store():
     """After some failures a dead store is no longer called."""
     g, store = far_gate(rule("all", "1/s"))

@@ -20,6 +20,7 @@ from ..observe.events import STORE_FAILED
 from ..stores.guarded import GuardedStore
 from ..stores.guarded.fallback import LocalShare
 from ..stores.guarded.share import parse_share
+from .callback_errors import CallbackErrors
 from .compiled_rule import Entry
 from .model import CLOSED, LOCAL
 from .refusal import STORE, client_delay, precedence, refusal_without_limit
@@ -37,6 +38,7 @@ class FailureAnswers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._shares: dict[str, LocalShare] = {}
+        self._errors = CallbackErrors()
 
     #: Whether a decision was made by the guard, because its store could not be asked.
     has_failed = staticmethod(GuardedStore.answered_here)
@@ -57,7 +59,10 @@ class FailureAnswers:
     ) -> tuple[Evaluation | None, Decision | None]:
         """The request refused, or None and what was charged to shares; all of its rules that are left are local."""
         evaluation.special = evaluation.needs_settlement = False
-        gate._publish(STORE_FAILED, evaluation, failure if isinstance(failure, StoreError) else None)
+        error = failure if isinstance(failure, StoreError) else None  # otherwise the guard has logged that the store fails
+        if error is not None:
+            self._errors.report("policy %r: the store fails, so `on_failure` decides: %s", gate.compiled.policy.name, error)
+        gate._publish(STORE_FAILED, evaluation, error)
         closed = [entry for entry in evaluation.entries if entry.rule.on_failure.action == CLOSED]
         if closed:
             return self._refuse(gate, evaluation, max(closed, key=lambda entry: precedence(entry.rule)), failure), None
