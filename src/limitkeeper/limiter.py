@@ -135,7 +135,7 @@ class WaitingLimiter(LimiterBase):
             return self._unlimited()
         return await self.store.adecide(claims, None if max_wait_us >= MAX_WAIT else max_wait_us, commit=commit)
 
-    def _enqueue(self, claims: Sequence[Claim], max_wait_us: int, decision: Decision) -> Waiter | None:
+    def _enqueue(self, claims: list[Claim], max_wait_us: int, decision: Decision) -> Waiter | None:
         if not decision.wait_us:
             return None
         deadline = None if max_wait_us >= MAX_WAIT else decision.start_us - decision.wait_us + max_wait_us
@@ -163,7 +163,7 @@ class WaitingLimiter(LimiterBase):
             self.events.publish(WAITED, self.name, key, cost, waiter.decision)
         return waiter.decision
 
-    def _abandon(self, claims: Sequence[Claim], key: Key, cost: Cost) -> Plan[None]:
+    def _abandon(self, claims: list[Claim], key: Key, cost: Cost) -> Plan[None]:
         """Gives back what an interrupted call has charged, wherever it was interrupted."""
         waiter = self._queue.find(claims)
         if waiter is None:
@@ -283,7 +283,7 @@ class WaitingLimiter(LimiterBase):
             self.events.publish(OVERFLOW, self.name, key, cost, decision)
         return decision
 
-    def _decide_now(self, claims: Sequence[Claim], key: Key, cost: Cost) -> Plan[Decision]:
+    def _decide_now(self, claims: list[Claim], key: Key, cost: Cost) -> Plan[Decision]:
         """One decision without a wait. A task that is cancelled meanwhile gives back what a remote store has charged."""
         if is_off() or not claims:
             return self._unlimited()

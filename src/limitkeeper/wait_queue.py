@@ -66,7 +66,7 @@ class Waiter:
 
     def __init__(
         self,
-        claims: Sequence[Claim],
+        claims: list[Claim],
         decision: Decision,
         deadline_us: int | None,
         arrival: int | None = None,
@@ -76,8 +76,9 @@ class Waiter:
             arrival = max([claim.number for claim in claims], default=0) or next(charge_numbers)
         self.arrival = arrival
         self.until_us = self.alarm_us = until_us
-        self.claims, self.decision, self.deadline_us = claims, decision, deadline_us
-        self.own_claims = claims  # those that it was made of: waiters exchange their charges
+        self.claims: Sequence[Claim] = list(claims)  # waiters exchange them with their charges
+        self.decision, self.deadline_us = decision, deadline_us
+        self.own_claims = claims  # those of its caller
         self.pairs = pairs_of(claims)
         self.asleep = False
         self.interrupted = False  # its wait ends with CancelledError
@@ -166,7 +167,7 @@ def by_start(waiter: Waiter) -> tuple[int, int]:
     return waiter.decision.start_us, waiter.arrival
 
 
-def refunded(claims: Sequence[Claim]) -> Waiter:
+def refunded(claims: list[Claim]) -> Waiter:
     """A refund as a Waiter that leaves: a charge at an unknown time."""
     return Waiter(claims, Decision(True, start_us=-1), None, BEGUN)
 
@@ -297,8 +298,10 @@ class WaitQueue:
             return next((waiter for queue in queues for waiter in queue if waiter.own_claims is claims), None)
 
     def done(self, waiter: Waiter) -> None:
-        """Removes a waiter whose start has come, or that was settled or cancelled."""
-        self._remove([waiter])
+        """Removes a waiter whose start has come, or that was settled: its caller gets the claims of its charge."""
+        with self.lock:
+            waiter.own_claims[:] = waiter.claims
+            self._remove([waiter])
 
     def _remove(self, waiters: Sequence[Waiter]) -> None:
         gone = {id(waiter) for waiter in waiters}

@@ -663,6 +663,29 @@ def test_debt_is_no_start_behind_a_waiter_that_leaves(limit: Any, costs: tuple[i
     limiter.store.close()
 
 
+@pytest.mark.parametrize("limit", [LeakyBucketQueue("10/s"), FixedWindow("1/100ms")], ids=lambda limit: limit.kind)
+def test_a_call_that_moved_up_gives_back_no_later_start(limit: Any, make_store: MakeStore) -> None:
+    """The first of three waiters leaves; the second fails at the start of the third, which stays charged."""
+
+    async def main() -> None:
+        clock = VirtualClock()
+        limiter = AsyncLimiter(limit, store=make_store(clock))
+        settle = settled(limiter)
+        assert await limiter.hit("k")
+        first, second, third = [await limiter.reserve("k") for _ in range(3)]
+        await first.cancel()
+        entering = [asyncio.ensure_future(one.__aenter__()) for one in (second, third)]
+        await clock.run_until(clock.now_us() + SECOND // 5, settle)
+        assert await asyncio.gather(*entering) == [second, third]
+        await second.cancel()
+        refused = await limiter.hit("k")
+        assert not refused
+        assert refused.retry_after == 0.1
+        await limiter.store.aclose()
+
+    asyncio.run(main())
+
+
 def test_a_key_on_which_calls_always_wait_needs_no_more_memory_with_time() -> None:
     """Of a bucket with 20 waiters at all times, as many starts are known after a thousand calls as there are waiters."""
     clock = ManualClock(NOON)
