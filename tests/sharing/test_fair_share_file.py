@@ -101,6 +101,17 @@ def test_a_killed_process_leaves_a_whole_state(tmp_path, pause):
         assert share.hit("c").allowed
 
 
+def test_the_order_of_guarantees_and_weights_means_nothing(tmp_path):
+    """Processes whose settings are equal share one capacity, also where their mappings are in other orders."""
+    with SharedStore(tmp_path / "limits", max_keys=10, clock=ManualClock(1000.0)) as store:
+        settings = [({"a": "2/s", "b": "3/s"}, {"c": 2, "d": 3}), ({"b": "3/s", "a": "2/s"}, {"d": 3, "c": 2})]
+        one, two = (FairShare("10/s", guarantees=rates, weights=weights, store=store) for rates, weights in settings)
+        while one.hit("c"):
+            pass
+        assert not two.hit("c")
+        assert two.peek("b") == one.peek("b")
+
+
 def test_a_clock_that_went_back_locks_nobody_out(tmp_path):
     """Law 5: after the clock of the store went back by ten minutes, time continues from where it was."""
     with SharedStore(tmp_path / "limits", max_keys=10, clock=ManualClock(1000.0)) as store:

@@ -150,7 +150,8 @@ class FairShare:
         self.window_us = duration_us(window)
         if self.window_us < 1000:
             raise InvalidLimit(f"window must be at least 1 ms, got {window!r}")
-        self.guarantees = {tenant: as_rate(rate) for tenant, rate in (guarantees or {}).items()}
+        # Sorted: processes with equal settings share one state, which has the guarantees in order.
+        self.guarantees = {tenant: as_rate(rate) for tenant, rate in sorted((guarantees or {}).items())}
         self.weights = dict(weights or {})
         self.name = name if name is not None else f"fair share {self.total}"
         check_weights(self.weights)
