@@ -139,6 +139,26 @@ def test_a_limit_on_the_size_of_files_is_an_error_of_the_store(path, python):
     assert "MiB: [Errno 27] File too large; lower max_keys or log_entries, or give another path" in done.stdout
 
 
+def test_a_limit_on_the_address_space_is_an_error_of_the_store(path, python):
+    """RLIMIT_AS below the size of the file: StoreUnavailable with the size and the remedy; a smaller file opens."""
+    done = python(
+        f"""
+        import resource
+        from limitkeeper import Limiter, SharedStore, StoreUnavailable
+
+        resource.setrlimit(resource.RLIMIT_AS, ({600 << 20}, {resource.RLIM_INFINITY}))
+        try:
+            SharedStore({path!r})
+        except StoreUnavailable as error:
+            print(error)
+        with SharedStore({path + "-small"!r}, max_keys=1000) as store:
+            assert Limiter("5/d", store=store).hit("a")
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert "MiB: [Errno 12] Cannot allocate memory; lower max_keys or log_entries, or allow" in done.stdout
+
+
 def test_a_file_system_that_can_not_allocate_is_used_as_it_is(path, monkeypatch):
     """Where posix_fallocate is not supported the file opens, without a check of its space."""
 

@@ -43,8 +43,7 @@ class MappedFile:
             if made := self.alone and self._is_unmade():
                 self._make()
             self._check()
-            self.memory = mmap.mmap(self.fd, self.plan.end * 8)
-            self.words = memoryview(self.memory).cast("q")
+            self._map()
             if self.alone:
                 self._take_over(made)
         except BaseException:
@@ -124,11 +123,19 @@ class MappedFile:
             if failed:
                 raise OSError(failed, os.strerror(failed))
         except OSError as error:
-            size = f"a file of {self.plan.end * 8 >> 20} MiB"
-            raise StoreUnavailable(
-                f"shared file {self.path!r}: {size}: {error}; lower max_keys or log_entries, or give another path"
-            ) from error
+            raise self._too_large(error, "give another path") from error
         os.pwrite(self.fd, (1).to_bytes(8, "little"), at.READY * 8)
+
+    def _map(self) -> None:
+        try:
+            self.memory = mmap.mmap(self.fd, self.plan.end * 8)
+        except OSError as error:  # of the address space (`ulimit -v`)
+            raise self._too_large(error, "allow this process more address space") from error
+        self.words = memoryview(self.memory).cast("q")
+
+    def _too_large(self, error: OSError, remedy: str) -> StoreUnavailable:
+        size = f"a file of {self.plan.end * 8 >> 20} MiB"
+        return StoreUnavailable(f"shared file {self.path!r}: {size}: {error}; lower max_keys or log_entries, or {remedy}")
 
     def require_space(self, end: int, what: str, option: str) -> None:
         """Raises StoreUnavailable if the file system has less space than the words before `end` need at worst."""
@@ -199,8 +206,7 @@ class MappedFile:
         self.fd = self._open_path(self.replacing, os.O_TRUNC)
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         self._make()
-        self.memory = mmap.mmap(self.fd, self.plan.end * 8)
-        self.words = memoryview(self.memory).cast("q")
+        self._map()
         self._stamp(self.words, old.words[at.LAST])
         self.words[at.SECRET], self.words[at.SECRET + 1] = old.words[at.SECRET], old.words[at.SECRET + 1]
 
