@@ -326,6 +326,25 @@ def test_items_come_back_whole_and_load_takes_them(client: Any, limit: Limit) ->
 # Clocks that go back -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("was_reset", [False, True])
+def test_a_new_key_fills_up_where_the_clock_went_back_behind_the_birth(client: Any, was_reset: bool) -> None:
+    """A limit that starts empty was registered an hour ahead of the present time: its keys fill up from their first call on."""
+    clock = ManualClock(NOON)
+    store, one = LuaStore(client, clock), named(TokenBucket("1/s burst 10 initial 0"))
+    store.register(one)
+    clock.advance(-3600)
+    store.last_us = store.shift_us = 0
+    if was_reset:
+        store.reset([Claim(one, "a", 1)])
+    refused = store.decide([Claim(one, "a", 1)])
+    assert (refused.allowed, refused.retry_after) == (False, 1.0)
+    clock.advance(0.999999)
+    assert not store.decide([Claim(one, "a", 1)])
+    clock.advance(0.000001)
+    assert store.decide([Claim(one, "a", 1)]).remaining == 0
+    assert dict(store.items(one)).keys() == {"a"}
+
+
 @every_rule
 @pytest.mark.parametrize("back", [0.000001, 1.0, 59.0, 3601.0, 86_400 * 30.0])
 def test_a_clock_that_went_back_grants_nothing_and_blocks_no_caller(client: Any, limit: Limit, back: float) -> None:

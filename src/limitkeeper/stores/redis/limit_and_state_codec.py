@@ -246,7 +246,7 @@ def decode_item(
         for print_, held in rates:
             other = entry.rate(registry, print_)
             amount = max(amount, limit.capacity if other is None else other.used(held, now_us // other.tick))  # type: ignore[arg-type]
-        state = seeded(limit, int(registry.get(b"birth", now_us)), now_us, amount)
+        state = seeded(limit, min(int(registry.get(b"birth", now_us)), now_us), now_us, amount)
     return key, state
 
 

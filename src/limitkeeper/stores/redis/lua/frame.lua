@@ -3,6 +3,7 @@
 --
 -- A claim in the body: rule, extras, fingerprint, cost, tick, four numbers of the rule; then, by the bits of extras,
 --   1: the state of an unseen key (a, b), and when it has filled up (µs)     2: the whole key, stored behind a state under its hash
+--      `is_early`: the clock went back since the limit's birth; an unseen key then begins to fill up with its first call
 --   4: other rates of this name: their number, and of each fingerprint, tick and the four numbers of the rule (see rates.lua)
 local call, unpack, pack, body, keys = redis.call, struct.unpack, struct.pack, ARGV[1], KEYS
 local replies, reply_count, at, last_key, now_us = {}, 0, 1, 0, 0
@@ -18,7 +19,7 @@ local function new_claim(rule, fingerprint, cost, tick, p, q, r, s)
     rule = rules[rule], key = keys[last_key], fingerprint = fingerprint, cost = cost, tick = tick, p = p, q = q, r = r, s = s,
     now = (now_us - now_us % tick) / tick, raw = false, present = false, moved = false, a = 0, b = 0, c = 0, new_a = 0, new_b = 0,
     new_c = 0, start = 0, retry = 0, left = 0, reset = 0, rates = false, own = false, first_use = false, longest = p, reset_id = 0,
-    kept_until = 0,
+    kept_until = 0, is_early = false,
   }
   known[fingerprint] = claim
   return claim
@@ -29,7 +30,10 @@ local function next_claim()
   rule, extras, fingerprint, cost, tick, p, q, r, s, at = unpack('<BBddddddd', body, at)
   local claim = new_claim(rule, fingerprint, cost, tick, p, q, r, s)
   if extras > 0 then
-    if extras % 2 >= 1 then claim.first_a, claim.first_b, claim.full_at_us, at = unpack('<ddd', body, at) end
+    if extras % 2 >= 1 then
+      claim.first_a, claim.first_b, claim.full_at_us, at = unpack('<ddd', body, at)
+      if claim.first_a > claim.now then claim.first_a, claim.is_early = claim.now, true end
+    end
     if extras % 4 >= 2 then claim.tail, at = unpack('<I4c0', body, at) end
     if extras % 8 >= 4 then
       local n, met
@@ -64,6 +68,7 @@ local function read_state(claim)
   claim.reset_id, claim.kept_until = 0, 0
   if not raw then
     claim.a, claim.b, claim.c = claim.first_a or 0, claim.first_b or 0, 0
+    claim.first_use = claim.is_early
     if rule.logs then claim.c = false end
     return true
   end

@@ -65,7 +65,7 @@ read_rates = function(claim, first, last)
     end
   end
   claim.rates = rates
-  claim.first_use = claim.present and not claim.own
+  claim.first_use = (claim.present or claim.is_early) and not claim.own
   if claim.own then
     claim.a, claim.b, claim.c = claim.own.a, claim.own.b, claim.own.c
   elseif claim.present then
