@@ -613,6 +613,18 @@ def test_decisions_in_a_moving_slot_are_those_of_memory(halfway: Halfway, data: 
                 assert whole(getattr(there, verb)(key)) == whole(getattr(here, verb)(key))
 
 
+def test_logs_in_a_moving_slot_give_back_what_was_not_used(halfway: Halfway) -> None:
+    """On the server's time each key of such a decision is charged at a moment of its own, by which a log finds the entry."""
+    with fresh_moving(halfway[0]) as store:
+        limiter = Limiter({"user": SlidingWindowLog("5/h"), "tenant": SlidingWindowLog("8/h")}, store=store)
+        keys: tuple[Any, ...] = ("new", {"user": "ann", "tenant": "acme"})
+        for key, used in itertools.product(keys, (0, 1)):
+            before = [part.remaining for part in limiter.peek(key).decisions]
+            reservation = limiter.reserve(key, 2)
+            assert reservation.settle(used) if used else reservation.cancel()
+            assert [part.remaining for part in limiter.peek(key).decisions] == [left - used for left in before]
+
+
 def test_a_cluster_that_is_down_is_called_again_within_the_budget(moving: Cluster, watch: Watch) -> None:
     """CLUSTERDOWN is an error when the budget is over, and no error when the slot is served again before that."""
     slot = slot_of(b"{down}")

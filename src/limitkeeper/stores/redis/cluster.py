@@ -238,8 +238,9 @@ class CrossSlotDecision(TwoPhaseDecision):
         starts, latest_us = self._names.starts, max(group.decision.start_us for group in self.groups)
         for group in self.groups:
             for claim in group.claims if group.charged else ():
-                for start_us in {joined.start_us, latest_us} - {group.decision.start_us} if claim.limit.limit.logs else ():
-                    starts[start_us, self._names.key(claim.limit, claim.key)] = group.decision.start_us
+                own_us = claim.charged_at()  # while its slot moves, not that of its group
+                for start_us in {joined.start_us, latest_us} - {own_us} if claim.limit.limit.logs and own_us >= 0 else ():
+                    starts[start_us, self._names.key(claim.limit, claim.key)] = own_us
         with suppress(RuntimeError):  # another thread has added one
             while len(starts) > MAX_STARTS:
                 starts.pop(next(iter(starts)), None)

@@ -36,12 +36,12 @@ _ONE = struct.Struct("<q")
 _TWO = struct.Struct("<2q")
 _FOUR = struct.Struct("<4q")
 _CLAIM = struct.Struct("<BB7d")
-_CHARGE = struct.Struct("<ddB")
+_CHARGE = struct.Struct("<dddB")
 _STATES = struct.Struct("<6d")
 #: A charge of another rate: its fingerprint, and its states before and after.
 _OTHER = struct.Struct("<7q")
 _DECIDE = struct.Struct("<BHBBdd")
-_GIVE_BACK = struct.Struct("<BHd")
+_GIVE_BACK = struct.Struct("<BH")
 _REBOOK = struct.Struct("<BI")
 _BOOKING = struct.Struct("<HBdd")
 _CLOCK = frozenset(("clock",))
@@ -210,8 +210,8 @@ def _parts_of(operation: str, entries: Entries) -> frozenset[str]:
     return found | _RATES if any(entry.without_fast_path for entry in entries) else found
 
 
-def _encode_claims(parts: list[bytes], entries: Entries, claims: Claims, charges: bool = False) -> list[bytes]:
-    """Appends encoded claims (with `charges`: and what was charged) to `parts`; returns their keys."""
+def _encode_claims(parts: list[bytes], entries: Entries, claims: Claims, charged_at: int | None = None) -> list[bytes]:
+    """Appends encoded claims (with `charged_at`: and what was charged then) to `parts`; returns their keys."""
     keys = []
     for entry, claim in zip(entries, claims, strict=True):
         data = key_bytes(claim.key)
@@ -232,13 +232,21 @@ def _encode_claims(parts: list[bytes], entries: Entries, claims: Claims, charges
                 more += [bytes((len(met),)), *met]
         parts.append(_CLAIM.pack(entry.rule.code, extras, entry.fingerprint, claim.cost, *entry.numbers))
         parts += more
-        if charges:
+        if charged_at is not None:
             around = None if entry.limit.logs else claim.remembered()
             others = (around[2] if around else None) or ()
-            parts.append(_CHARGE.pack(claim.charged, claim.reset_id, 0 if around is None else 1 + len(others)))
+            start_us = _start_of(entry, claim, keys[-1], charged_at)
+            parts.append(_CHARGE.pack(claim.charged, start_us, claim.reset_id, 0 if around is None else 1 + len(others)))
             if around is not None:
                 parts += [_STATES.pack(*around[0], *around[1]), *(_OTHER.pack(*other) for other in others)]
     return keys
+
+
+def _start_of(entry: LimitEntry, claim: Claim, key: bytes, charged_at: int) -> int:
+    """The start of a claim's charge. That of a log, whose entry is found by it, may differ from that of its decision: what the
+    claim shows counts before what was noted, since two decisions over several slots may have one start on a key."""
+    own_us = claim.charged_at() if entry.limit.logs else -1
+    return own_us if own_us >= 0 else entry.names.starts.get((charged_at, key), charged_at)
 
 
 class HitRequest(ScriptRequest[Decision]):
@@ -325,12 +333,8 @@ class GiveBackRequest(ScriptRequest[bool]):
     def __init__(self, names: KeyNames, claims: Claims, charged_at: int, now_us: int | None) -> None:
         self._arguments = (names, claims, charged_at, now_us)
         self.entries = [entry_of(names, claim.named) for claim in claims]
-        parts = [b""]
-        keys = _encode_claims(parts, self.entries, claims, charges=True)
-        found = [(claim.charged_at(), names.starts.get((charged_at, key), -1)) for claim, key in zip(claims, keys, strict=True)]
-        # Two decisions over several slots may have one start on a key: a claim that shows its own knows better.
-        start_us = next((noted if own < 0 else own for own, noted in found if noted >= 0), charged_at)
-        parts[0] = _GIVE_BACK.pack(OPERATIONS["give_back"], len(claims), start_us)
+        parts = [_GIVE_BACK.pack(OPERATIONS["give_back"], len(claims))]
+        keys = _encode_claims(parts, self.entries, claims, charged_at)
         self._encode(_parts_of("give_back", self.entries), keys, b"".join(parts), now_us)
 
     def decode(self, reply: bytes, at: int) -> int:
@@ -353,7 +357,7 @@ class RebookRequest(ScriptRequest[list[Decision | None]]):
         parts, keys = [_REBOOK.pack(OPERATIONS["rebook"], len(bookings))], list[bytes]()
         for limits, (claims, charged_at, deadline_us, stays, _) in zip(self.limit_sets, bookings, strict=True):
             parts.append(_BOOKING.pack(len(claims), stays, charged_at, -1 if deadline_us is None else deadline_us))
-            keys += _encode_claims(parts, limits.entries, claims, charges=True)
+            keys += _encode_claims(parts, limits.entries, claims, charged_at)
         self._encode(_parts_of("rebook", self.entries) | _RATES, keys, b"".join(parts), now_us)
 
     def decode(self, reply: bytes, at: int) -> int:

@@ -132,7 +132,7 @@ end
 
 -- Removes a charge from the other rates. Where nothing was charged since (`untouched`), the states before it are restored, which
 -- the claim has if they are `known`.
-give_back_rates = function(claim, charged_at_us, known, untouched)
+give_back_rates = function(claim, known, untouched)
   if claim.cost < 0 then make_room(claim) end
   for i = 1, #claim.rates do
     local rate = claim.rates[i]
@@ -140,7 +140,7 @@ give_back_rates = function(claim, charged_at_us, known, untouched)
     if other and untouched and rate.a == other[4] and rate.b == other[5] and rate.c == other[6] then
       rate.a, rate.b, rate.c = other[1], other[2], other[3]
     elseif rate ~= claim.own then
-      rate.a, rate.b, rate.c = given_back(rate, claim, charged_at_us, other and rate.c == other[6] and other[3] or -1)
+      rate.a, rate.b, rate.c = given_back(rate, claim, other and rate.c == other[6] and other[3] or -1)
     end
   end
 end

@@ -7,7 +7,7 @@ local function give_back_booking(booking)
   booking.given = 0
   for _, claim in ipairs(booking) do
     read_state(claim)
-    booking.given = booking.given + give_back_claim(claim, booking.charged_at_us)
+    booking.given = booking.given + give_back_claim(claim)
   end
 end
 
