@@ -13,7 +13,7 @@ from ..algorithms.claim import Claim, NamedLimit
 from ..clock import Clock
 from ..decision import Decision
 from .contract import KeyState, PlannedStore, Requests, Store
-from .sans_io import Call, Plan
+from .sans_io import Call, Plan, arun, run
 from .store_hash import StoreHash
 
 
@@ -78,10 +78,10 @@ class WrapperStore(PlannedStore):
         yield Call(self.inner, "close")
 
     def close(self) -> None:
-        self.run_plan(self.plan_close())
+        run(self.plan_close())  # without a budget: what is held goes back, however many calls that takes
 
     async def aclose(self) -> None:
-        await self.arun_plan(self.plan_close())
+        await arun(self.plan_close())
 
 
 def copy_states(into: Sequence[Claim], claims: Sequence[Claim], logs: bool = True) -> None:

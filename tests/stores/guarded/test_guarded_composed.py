@@ -17,11 +17,14 @@ from limitkeeper import (
     MemoryStore,
     ShardedStore,
     SharedStore,
+    SlidingWindowLog,
     StoreError,
     StoreUnavailable,
     TokenBucket,
 )
 from limitkeeper.algorithms.claim import Claim
+from limitkeeper.testing import ManualClock
+from stand_ins import NOON
 
 
 class AtOnce(FailingStore):
@@ -171,6 +174,29 @@ def test_a_closed_store_is_no_store_that_fails(tmp_path, on_failure):
     for limiter in (one, several):
         with pytest.raises(StoreError, match="closed"):
             limiter.hit("a")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_close_returns_all_leases_however_many_calls_that_takes(asynchronous):
+    """close() has no budget: leases of sixty logs go back to a store of which each call takes half of the guard's budget."""
+    clock = ManualClock(NOON)
+
+    class Slow(FailingStore):
+        def answers_within(self, budget_us):
+            return True
+
+        def give_back(self, *call):
+            clock.advance(0.05)
+            return super().give_back(*call)
+
+    parent = Slow(MemoryStore(clock=clock))
+    guard = GuardedStore(LeasedStore(parent, lease=10, life="1h"), budget="100ms", clock=clock)
+    limiter, keys = Limiter(SlidingWindowLog("1000/d"), store=guard), [f"k{i}" for i in range(60)]
+    for key in keys:
+        assert limiter.hit(key)
+    asyncio.run(guard.aclose()) if asynchronous else guard.close()
+    bare = Limiter(SlidingWindowLog("1000/d"), store=parent.inner)
+    assert {bare.peek(key).remaining for key in keys} == {999}
 
 
 # A busy event loop
