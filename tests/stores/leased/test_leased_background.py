@@ -195,6 +195,39 @@ def test_no_task_waits_for_a_batch_of_an_event_loop_that_has_stopped():
     loop.close()
 
 
+def test_aclose_waits_for_what_the_background_is_just_giving_back():
+    """A store that is closed while a task of its loop gives expired batches back loses none of them."""
+
+    class Closing(FarStore):
+        """A store whose calls fail once it is closed, those under way as well."""
+
+        closed = False
+
+        async def agive_back(self, *call):
+            first = not giving.is_set()
+            giving.set()
+            await asyncio.sleep(self.trip * first)
+            if self.closed:
+                raise StoreUnavailable("closed")
+            return self.inner.give_back(*call)
+
+        async def aclose(self):
+            self.closed = True
+
+    async def main():
+        limiter = AsyncLimiter("fixed window 1000/d", store=store)
+        for key in keys:
+            assert await limiter.hit(key)
+        await giving.wait()
+        await store.aclose()
+
+    parent, giving, keys = Closing(), asyncio.Event(), [f"k{i}" for i in range(20)]
+    store = LeasedStore(parent, lease=10)
+    asyncio.run(main())
+    bare = Limiter("fixed window 1000/d", store=parent.inner)
+    assert {bare.peek(key).remaining for key in keys} == {999}
+
+
 def test_a_blocking_call_does_not_wait_for_a_batch_that_its_own_event_loop_fetches():
     """A Limiter that is used on an event loop asks the parent, while a task of the loop fetches a batch of the same key."""
     store = LeasedStore(FarStore(), lease=10, life="600s")

@@ -30,7 +30,7 @@ from ...algorithms.limit import Limit
 from ...decision import STORE
 
 if TYPE_CHECKING:
-    from .lease_refill import PendingFetch
+    from .lease_refill import PendingMove
 
 #: Sources of a charge at the parent; a lease keeps the index, which it can copy without the interpreter's lock.
 SOURCES = (STORE, "lease", "local_share", "open", "closed")
@@ -115,11 +115,11 @@ class Lease:
         self.low_mark = -1
         self.reset_id = UNKNOWN
         self.size = 1
-        self.pending: PendingFetch | None = None
+        self.pending: PendingMove | None = None
 
-    def fetching(self) -> PendingFetch | None:
+    def fetching(self) -> PendingMove | None:
         """The fetch under way. One that is done may still be in `pending`: a signal handler raised before it was removed."""
-        pending: PendingFetch | None = self.pending
+        pending: PendingMove | None = self.pending
         return None if pending is None or pending.done else pending
 
     @cython.cfunc

@@ -17,7 +17,7 @@ from contextlib import suppress
 from ...clock import Clock, SystemClock
 from ..sans_io import Plan, WakeEvent, arun, run, running_loop, start_task
 from .lease_cache import LeaseCache
-from .lease_refill import Refill, Want
+from .lease_refill import PendingMove, Refill, Want
 
 log = logging.getLogger("limitkeeper")
 #: The longest pause of the background after failures.
@@ -32,18 +32,20 @@ class Maintenance:
     def __init__(self, cache: LeaseCache, refill: Refill) -> None:
         self.cache = cache
         self.refill = refill
-        self.failures = self.backoff_us = self.paused_until_us = self.running = 0
+        self.failures = self.backoff_us = self.paused_until_us = 0
         self.closed = False
+        self.rounds: set[PendingMove] = set()  # under way
 
     def round(self) -> Plan[None]:
-        """One round, counted in `running`."""
-        with self.cache.lock:
-            self.running += 1
+        """One round, in `rounds` while it is under way."""
+        pending = PendingMove()
         try:
+            self.rounds.add(pending)
             yield from self._round()
         finally:
-            with self.cache.lock:
-                self.running -= 1
+            pending.done = True  # first, as that of a fetch
+            self.rounds.discard(pending)
+            pending.wake()
 
     def _round(self) -> Plan[None]:
         """Puts expired batches aside, gives them back, and fetches for the leases that run low. A round that is under

@@ -35,9 +35,9 @@ MAX_GIVEN_BACK = 256
 FEW = 8
 
 
-class PendingFetch(Pending):
-    """A fetch under way; its result is None or its error. Callers that need its batch wait for it instead of asking the parent as
-    well."""
+class PendingMove(Pending):
+    """A fetch or a round of the background under way; its result is None or its error. Callers that need a batch wait for its
+    fetch instead of asking the parent as well; a store that closes waits for both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class PendingFetch(Pending):
         return self._loop is None or self._loop is running_loop()
 
     def result(self, timeout: float | None = None) -> Any:
-        """None at once in the thread that fetches: a blocking call on its event loop, or of a signal handler, would wait for
+        """None at once in the thread that moves: a blocking call on its event loop, or of a signal handler, would wait for
         itself. The caller asks the parent then."""
         return None if self._thread == threading.get_ident() and not self.done else super().result(timeout)
 
@@ -95,7 +95,7 @@ class Refill:
 
     def fetch(self, wants: Sequence[Want]) -> Plan[bool]:
         """Fetches batches; requests that may begin equally late are made in one call. False: all are being fetched already."""
-        pending, error = PendingFetch(), None
+        pending, error = PendingMove(), None
         try:
             with self.cache.lock:
                 wants = [want for want in wants if want.lease.fetching() is None and self.cache.keep(want.lease)]

@@ -541,7 +541,7 @@ class LeasedStore(WrapperStore):
         leases = [lease for terms in list(cache.terms.values()) for lease in list(terms.leases.values()) if leaving(lease.key)]
         for lease in leases:
             cache.forget(lease)
-        while self.maintenance.running and left_s > 0:
+        while self.maintenance.rounds and left_s > 0:
             yield Pause(0.001)
             left_s -= 0.001
         put_aside = cache.take_put_aside(lambda lease: leaving(lease.key))
@@ -570,8 +570,8 @@ class LeasedStore(WrapperStore):
             self.background.close()
         try:
             leases = [lease for terms in self.cache.terms.values() for lease in list(terms.leases.values())]
-            for pending in dict.fromkeys(lease.fetching() for lease in leases):
-                if pending is not None and pending.can_be_awaited():  # its batch goes back too
+            for pending in dict.fromkeys([*self.maintenance.rounds, *(lease.fetching() for lease in leases)]):
+                if pending is not None and pending.can_be_awaited():  # what it gives back comes before, what it fetches goes back
                     yield pending
             yield from self.refill.give_back(self.cache.take_everything())
         except StoreError as error:
