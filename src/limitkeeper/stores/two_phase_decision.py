@@ -14,8 +14,9 @@ between or a place failed while it gave back, is at most the cost of this one de
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,20 +30,40 @@ from .sans_io import Pause, Pending, Plan
 #: The rounds of each attempt to find a common start, while other processes take theirs. Between two attempts all is given back,
 #: for a random part of a pause (seconds) that doubles each time. Windows that are reserved far ahead need many rounds.
 ROUNDS, FIRST_PAUSE = (3, 3, 3, 3, 12), 0.008
-#: Seconds after which a decision does not wait for the one before it any more: its task may never run again.
+#: Seconds after which a decision does not wait for one before it that neither ends nor waits: its task may never run again.
 LONGEST_WAIT = 1.0
 
 
 class QueuedDecision(Pending):
-    """One decision in the queues of its keys: those behind it wait until it has ended."""
+    """One decision in the queues of its keys: it waits until the one `before` it has ended, for at most `max_wait_us` in all. A
+    decision that waits counts its `looks`: those behind it see that its task runs, however long the queue is."""
 
-    def result(self, timeout: float | None = None) -> Any:
-        return super().result(LONGEST_WAIT if timeout is None else min(timeout, LONGEST_WAIT))
+    def __init__(self, clock: Clock, max_wait_us: int | None) -> None:
+        super().__init__(clock)
+        self.before: QueuedDecision | None = None
+        self.looks = 0
+        self._end_us = None if max_wait_us is None else clock.now_us() + max_wait_us
 
-    async def aresult(self, timeout: float | None = None) -> Any:
-        return await super().aresult(LONGEST_WAIT if timeout is None else min(timeout, LONGEST_WAIT))
+    def left_us(self) -> int | None:
+        return None if self._end_us is None else max(0, self._end_us - self._clock.now_us())
 
-    wait, await_ = result, aresult
+    def _waits(self, timeout: float | None, waker: Callable[[], object]) -> Iterator[float]:
+        before, left_us = self.before, self.left_us()
+        assert before is not None
+        before._wakers.append(waker)
+        left = min(math.inf if timeout is None else timeout, math.inf if left_us is None else left_us / 1e6)
+        seen, unseen_s = before.looks, 0.0
+        while not before.done and left > 0 and unseen_s < LONGEST_WAIT:
+            self.looks += 1
+            yield min(self.RECHECK_S, left)
+            left -= self.RECHECK_S
+            seen, unseen_s = before.looks, unseen_s + self.RECHECK_S if before.looks == seen else 0.0
+
+    def wait(self, timeout: float | None = None) -> None:
+        self.result(timeout)
+
+    async def await_(self, timeout: float | None = None) -> None:
+        await self.aresult(timeout)
 
 
 class DecisionQueues:
@@ -149,14 +170,17 @@ class TwoPhaseDecision:
         decision = yield from self._decide()
         if decision.allowed:
             return decision
-        self.max_wait_us, queued = max_wait_us, QueuedDecision(self.clock)
+        queued = QueuedDecision(self.clock, max_wait_us)
         waits = decision.retry_us >= 0  # what can never fit is refused at once
         keys = [self.queue_of(group, claim) for group in self.groups for claim in group.claims if waits]
         try:
-            for before in QUEUES.join(keys, queued):  # noqa: UP028  # `yield from` a list can't be sent an answer
-                yield before
+            for before in QUEUES.join(keys, queued):
+                queued.before = before
+                yield queued
+            self.max_wait_us = queued.left_us() if queued.looks else max_wait_us
             return (yield from self._decide())
         finally:
+            queued.before = None  # those that have ended keep none alive
             QUEUES.leave(keys, queued)
 
     def _decide(self) -> Plan[Decision]:

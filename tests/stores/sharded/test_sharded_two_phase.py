@@ -23,6 +23,7 @@ from limitkeeper import (
 )
 from limitkeeper.stores.sharded import ShardedStore
 from limitkeeper.testing import ManualClock
+from virtual_time import VirtualClock
 
 BEGIN = 1_700_000_123.456789
 
@@ -302,6 +303,42 @@ def test_tasks_that_wait_at_once_get_starts_one_after_the_other(clock):
         return [found.wait for found in await asyncio.gather(*[limiter.reserve(keys) for _ in range(6)])]
 
     assert sorted(asyncio.run(waits())) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+
+
+class SlowShard(FarShard):
+    """A shard that takes 20 ms for every call of a task."""
+
+    async def adecide(self, claims, max_wait_us=0, **options):
+        await self.clock.asleep(0.01)
+        decision = self.decide(claims, max_wait_us, **options)
+        await self.clock.asleep(0.01)
+        return decision
+
+    async def agive_back(self, claims, charged_at=-1, source="store"):
+        await self.clock.asleep(0.02)
+        return self.give_back(claims, charged_at, source)
+
+
+async def iterate():
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(60, 12), (2, 2.5)])
+def test_a_long_queue_of_waiting_tasks_uses_the_rate_and_keeps_the_timeout(timeout, seconds):
+    """However long the queue for two slow shards is, the limits are used while tasks wait, and each ends within its timeout."""
+    clock = VirtualClock()
+    sharded = ShardedStore({name: SlowShard(clock) for name in ("left", "right")}, hot=False, clock=clock)
+    keys = {"user": key_on(sharded, "left"), "tenant": key_on(sharded, "right")}
+    limiter = AsyncLimiter({"user": "token bucket 20/s burst 5", "tenant": "token bucket 10/s burst 5"}, store=sharded)
+
+    async def served():
+        tasks = [asyncio.ensure_future(limiter.acquire(keys, timeout=timeout)) for _ in range(100)]
+        await clock.run_until(clock.now_us() + int(seconds * 1e6), iterate)
+        assert all(task.done() for task in tasks)
+        return sum(task.exception() is None for task in tasks)
+
+    assert asyncio.run(served()) >= min(100, 0.9 * (5 + 10 * timeout))
 
 
 @pytest.mark.filterwarnings("ignore")  # of tasks that are collected in progress
