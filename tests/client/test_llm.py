@@ -18,7 +18,7 @@ from llm_server import LLMServer
 from token_limits import Tokens
 
 from effort import scaled
-from limitkeeper import ConfigurationError, MemoryStore, SlidingWindowLog
+from limitkeeper import AsyncLimiter, ConfigurationError, FixedWindow, MemoryStore, RedisStore, SlidingWindowLog
 from limitkeeper.client import BudgetSpent, ClientLimits, Retry, SpendGuard, TokenMeter
 from limitkeeper.client import httpx as our_httpx
 from limitkeeper.client.llm import MAX_BODY, MAX_LINE
@@ -146,6 +146,65 @@ def test_money_per_day(call, clock):
                 call(tokens.limits, server.url + "/v1/messages", request("/v1/messages"))
     spent = len(server.answered) * cost
     assert Decimal("0.02") - Decimal("0.006") < spent <= Decimal("0.02")
+
+
+class Cut(httpx.AsyncBaseTransport):
+    """Cancels the task of a call when `at` comes: the header of its response, or the end of its body."""
+
+    at = ""
+
+    def __init__(self, transport):
+        self.transport = transport
+
+    async def handle_async_request(self, request):
+        response = await self.transport.handle_async_request(request)
+        if self.at == "header":
+            asyncio.current_task().cancel()
+        if self.at == "end":
+            stream, self.at = response.stream, ""
+            response.stream = CutStream(stream)
+        return response
+
+    async def aclose(self):
+        await self.transport.aclose()
+
+
+class CutStream(httpx.AsyncByteStream):
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __aiter__(self):
+        return self.stream.__aiter__()
+
+    async def aclose(self):
+        await self.stream.aclose()
+        asyncio.current_task().cancel()
+
+
+DAY = {"requests": FixedWindow("100/d"), "tokens": FixedWindow("10000/d")}
+
+
+def test_a_call_that_is_cancelled_while_it_settles_settles_all_that_it_holds(valkey, clock):
+    """A task that is cancelled at the end of a response settles its budget, and its limits too."""
+
+    async def main(url):
+        store = RedisStore(valkey.url, prefix="cancelled-settle")
+        guard = SpendGuard("1", store=store, unit="0.000001", name="money")
+        limits = ClientLimits(DAY, store, "llm", meter=TokenMeter(prices=("3", "15")), spend=guard)
+        cut = Cut(httpx.AsyncHTTPTransport(verify=CONTEXT))
+        cut.at = "end"
+        async with httpx.AsyncClient(transport=our_httpx.AsyncRateLimitTransport(limits, cut), trust_env=False) as client:
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.create_task(client.post(url + "/v1/messages", json=request("/v1/messages", stream=True)))
+        peeked = await AsyncLimiter(DAY, store, "llm").peek("127.0.0.1", cost=0)
+        spent = await AsyncLimiter({"money": guard.limit}, store, "money").peek("money", cost=0)
+        await store.aclose()
+        return [one.limit - one.remaining for one in peeked.decisions], spent.limit - spent.remaining
+
+    with LLMServer(clock) as server:
+        settled, spent = asyncio.run(main(server.url))
+    used, written = server.answered[0]
+    assert (settled, spent) == ([1, used + written], 3 * used + 15 * written)
 
 
 def test_a_response_that_was_read_already(clock):

@@ -102,13 +102,19 @@ class Settlement:
         self._ended = True
         if self.place is not None:
             self.place.release()
-        for charge in (self.spend, self.limits):
-            if charge is None:
-                continue
+        yield from self._end_each([charge for charge in (self.spend, self.limits) if charge is not None], used, sent)
+
+    def _end_each(self, charges: list[Charge], used: Amounts | None, sent: bool) -> Plan[None]:
+        """Every charge, also when the caller is cancelled, or interrupted, in the middle."""
+        if not charges:
+            return
+        try:
             if not sent:
-                yield Call(charge, "cancel")
+                yield Call(charges[0], "cancel")
             elif used is not None:
-                yield Call(charge, "settle", (self._units(charge, used),))
+                yield Call(charges[0], "settle", (self._units(charges[0], used),))
+        finally:
+            yield from self._end_each(charges[1:], used, sent)
 
     def _units(self, charge: Charge, used: Amounts) -> int | dict[str, int]:
         if charge is self.spend:
