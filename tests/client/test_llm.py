@@ -207,6 +207,27 @@ def test_a_call_that_is_cancelled_while_it_settles_settles_all_that_it_holds(val
     assert (settled, spent) == ([1, used + written], 3 * used + 15 * written)
 
 
+def test_a_call_that_is_cancelled_while_it_settles_frees_its_connection(valkey, clock):
+    """A refused response whose task is cancelled before it is read keeps no connection of the client's pool."""
+
+    async def main(url):
+        store = RedisStore(valkey.url, prefix="cancelled-refusal")
+        limits = ClientLimits(DAY, store, "llm", meter=TokenMeter(), retry=None)
+        cut = Cut(httpx.AsyncHTTPTransport(verify=CONTEXT, limits=httpx.Limits(max_connections=1)))
+        async with httpx.AsyncClient(transport=our_httpx.AsyncRateLimitTransport(limits, cut), trust_env=False) as client:
+            await client.post(url + "/v1/messages", json=request("/v1/messages"))
+            cut.at = "header"
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.create_task(client.post(url + "/v1/messages", json=request("/v1/messages")))
+            cut.at = ""
+            refused = await client.post(url + "/v1/messages", json=request("/v1/messages"), timeout=httpx.Timeout(60, pool=1))
+        await store.aclose()
+        return refused.status_code
+
+    with LLMServer(clock, requests=1) as server:
+        assert asyncio.run(main(server.url)) == 429
+
+
 def test_a_response_that_was_read_already(clock):
     """A response of a cache or a test, which has no stream to follow, is settled at once."""
     tokens = Tokens(clock)

@@ -249,7 +249,12 @@ class ClientLimits:
             status, hints, refused = self._learned(made, sender, quota, throttle)
             response, held = made.response, made.held
             if held is not None and (refused or not sender.settle_at_end(response, held)):
-                yield from self._settle(held, sender, made.failure, refused)
+                try:
+                    yield from self._settle(held, sender, made.failure, refused)
+                except BaseException:  # cancelled: nobody else ends the response, which holds a connection
+                    if response is not None:
+                        yield Call(sender, "drain", (request, response, 0))
+                    raise
             if not refused:
                 return response
             delay_us = self._delay_us(number, hints, quota)
