@@ -114,6 +114,48 @@ def test_a_waiting_request_runs_when_its_turn_comes_and_a_cancelled_one_leaves()
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    "make", [Bulkhead, lambda size: LoadShedder(Bulkhead(size)), lambda size: AdaptiveBulkhead(AIMD(size, 1, size), 9)]
+)
+def test_a_client_that_disconnects_while_it_waits_leaves_the_queue(make):
+    """Its handler is not called, so requests that nobody waits for delay no others; what others have sent meanwhile is read."""
+
+    async def run() -> None:
+        limit, go, bodies = make(1), asyncio.Event(), []
+        bulkhead = getattr(limit, "bulkhead", limit)
+
+        async def shop(scope: Any, receive: Any, send: Any) -> None:
+            bodies.append((await receive())["body"])
+            await go.wait()
+
+        app = AsgiConcurrencyMiddleware(shop, limit, **({"default": "critical"} if isinstance(limit, LoadShedder) else {}))
+
+        async def request(*messages: dict[str, Any]) -> None:
+            sent = list(messages)
+
+            async def receive() -> dict[str, Any]:
+                return sent.pop(0) if sent else await asyncio.Future()
+
+            async def send(_: Any) -> None:
+                raise AssertionError("nobody reads a response")
+
+            await app({"type": "http", "method": "POST", "headers": []}, receive, send)
+
+        first = asyncio.create_task(request({"type": "http.request", "body": b"first"}))
+        await settle_loop()
+        left = [
+            asyncio.create_task(request({"type": "http.request", "body": b"left"}, {"type": "http.disconnect"})) for _ in range(3)
+        ]
+        last = asyncio.create_task(request({"type": "http.request", "body": b"last"}))
+        await asyncio.wait_for(asyncio.gather(*left), 10)
+        assert bulkhead.waiting == 1
+        go.set()
+        await asyncio.gather(first, last)
+        assert (bodies, bulkhead.in_use) == ([b"first", b"last"], 0)
+
+    asyncio.run(run())
+
+
 def test_an_error_of_the_application_is_its_own():
     """Also a BulkheadFull that it raises: only the place of the request itself is answered here."""
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..policy.evaluation import Evaluation
 from ..policy.gate import Gate, gate_of
@@ -43,6 +43,8 @@ from .response_settlement import (
     outcome_after,
     outcome_of,
 )
+
+T = TypeVar("T")
 
 #: The close code "Try Again Later" of RFC 6455's registry, and the most bytes of a close frame's reason.
 TRY_AGAIN_LATER, MAX_REASON = 1013, 123
@@ -160,10 +162,24 @@ async def ask_connected(
     `is_read`: the body was read before."""
     if not gate.compiled.waits:
         return await gate.aask(context), receive
-    ahead = ReadAhead(receive, is_read)
-    asking = asyncio.ensure_future(gate.aask(context))
     # A remote store has answered after the budget: what takes longer waits.
     delay = 0.0 if gate.store.local else gate.policy.budget_us / 1e6
+    return await while_connected(gate.aask(context), settle_unknown, receive, delay, is_read)
+
+
+async def settle_unknown(evaluation: Evaluation) -> None:
+    """Ends the evaluation of a request that is not handled: it was allowed when its client disconnected."""
+    await evaluation.asettle(UNKNOWN)
+
+
+async def while_connected(
+    awaited: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]], receive: Receive, delay: float, is_read: bool = False
+) -> tuple[T | None, Receive]:
+    """The result of what a request waits for, and the `receive` of the application. Where the client disconnects meanwhile, the
+    wait is cancelled and the result is None; `undo` is called with a result that came at this moment. What takes less than
+    `delay` is not watched."""
+    ahead = ReadAhead(receive, is_read)
+    asking = asyncio.ensure_future(awaited)
     reading = asyncio.ensure_future(ahead.read(delay))
     goes_on = False
     try:
@@ -173,18 +189,18 @@ async def ask_connected(
         goes_on = asking.done() and (reading.cancelled() or reading.exception() is not None)
     finally:  # also where this task is cancelled
         if not goes_on:
-            await asyncio.shield(asyncio.ensure_future(leave(asking, reading)))
+            await asyncio.shield(asyncio.ensure_future(leave(asking, reading, undo)))
         ahead.end_with(asyncio.current_task())
     return asking.result() if goes_on else None, ahead.receive
 
 
-async def leave(asking: asyncio.Task[Evaluation], reading: asyncio.Task[None]) -> None:
-    """Ends the evaluation of a request that is not handled: it leaves the queue, or was allowed at this moment."""
+async def leave(asking: asyncio.Task[T], reading: asyncio.Task[None], undo: Callable[[T], Awaitable[None]]) -> None:
+    """Ends the wait of a request that is not handled."""
     asking.cancel()
     reading.cancel()
     await asyncio.wait([asking, reading])
     if not asking.cancelled() and asking.exception() is None:
-        await asking.result().asettle(UNKNOWN)
+        await undo(asking.result())
 
 
 def receive_after(read: deque[Message], receive: Receive) -> Receive:

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any, TypeAlias
 
-from ..concurrency import AdaptiveBulkhead, AdaptiveCall, LoadShedder
+from ..concurrency import AdaptiveBulkhead, AdaptiveCall, Bulkhead, LoadShedder
 from ..concurrency.bulkhead import PlaceContext
 from ..errors import BulkheadFull, ConfigurationError
 from ..policy.evaluation import Evaluation
+from .asgi import while_connected
 from .degrade.reduced_response import evaluation_of
 from .headers import ASGIApp, Message, Receive, Scope, Send
 from .refusal_body import encode_json
@@ -33,6 +34,8 @@ log = logging.getLogger("limitkeeper")
 Limit: TypeAlias = PlaceContext | AdaptiveBulkhead | LoadShedder
 #: Messages that send a part of a response's body.
 BODIES = frozenset({"http.response.body", "http.response.pathsend", "http.response.zerocopysend"})
+#: So many seconds of a wait for a place are not watched for the client's disconnection: nothing of its body is read in them.
+UNWATCHED = 0.01
 #: Statuses of responses that say that the server is overloaded.
 DROPPED = frozenset({503, 504})
 
@@ -122,9 +125,11 @@ class AsgiConcurrencyMiddleware(ConcurrencyLimit):
             return
         async with AsyncExitStack() as stack:
             try:
-                call = await stack.enter_async_context(self.call(scope))
+                call, receive = await self.enter(stack, scope, receive)
             except BulkheadFull:
                 await self.refuse(scope, send)
+                return
+            if call is None:
                 return
 
             async def reporting(message: Message) -> None:
@@ -136,6 +141,21 @@ class AsgiConcurrencyMiddleware(ConcurrencyLimit):
 
             with ignoring_cancellation(call):
                 await self.app(scope, receive, reporting)
+
+    async def enter(self, stack: AsyncExitStack, scope: Scope, receive: Receive) -> tuple[Any, Receive]:
+        """Takes a place, and returns the `receive` of the application. A request whose client disconnects while it waits for one
+        leaves the queue, and gets None."""
+        entering = stack.enter_async_context(self.call(scope))
+        bulkhead = getattr(self.limit, "bulkhead", self.limit)
+        if isinstance(bulkhead, Bulkhead) and bulkhead.in_use < bulkhead.max_concurrent:
+            return await entering, receive
+
+        async def leave(call: object) -> None:
+            if isinstance(call, AdaptiveCall):
+                call.ignore()
+            await stack.aclose()
+
+        return await while_connected(entering, leave, receive, UNWATCHED)
 
     async def refuse(self, scope: Scope, send: Send) -> None:
         content = self.content()
