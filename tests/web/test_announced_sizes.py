@@ -179,6 +179,23 @@ def fastapi_route(store: MemoryStore, size: int, path: Any) -> Any:
     return app
 
 
+def around(store: MemoryStore, size: int, path: Any) -> Any:
+    policy = MANY.replace("}]", "}, {name: visits, key: ip, limit: fixed window 100/day}]")
+    return RateLimitMiddleware(whole(size), policy=Gate(Policy.read(policy), store=store))
+
+
+@pytest.mark.parametrize("build", [around, starlette_route, fastapi_route])
+def test_the_fields_of_a_response_count_its_size(build, store):
+    """`r` and X-RateLimit-Remaining are what is left for the next request, and that is what it finds."""
+    app = build(store, 40_000, None)
+    for left in (b"60", b"20"):
+        exchange = Exchange(b"")
+        driven(app(scope_of("GET", "/", [], "192.0.2.1"), exchange.receive, exchange.send))
+        fields = dict(exchange.messages[0]["headers"])
+        assert fields[b"x-ratelimit-remaining"] == left
+        assert fields[b"ratelimit"].startswith(b'"bytes";r=%b;' % left)
+
+
 @pytest.mark.parametrize("build", [starlette_route, fastapi_route])
 @pytest.mark.parametrize("file", [False, True])
 def test_the_limit_of_a_route_does_the_same(build, file, store, gate, tmp_path):
@@ -222,7 +239,7 @@ def test_wsgi_applications(app, gate, store):
     running = InProcess(WsgiMiddleware(app, gate), [])
     answers = [running.request("GET", "/", [], b"", "192.0.2.1") for _ in range(2)]
     assert [one.status for one in answers] == [200, 429]
-    assert len(answers[0].body) == LARGE
+    assert (len(answers[0].body), answers[0].field("x-ratelimit-remaining")) == (LARGE, "40")
     assert b"RATE_LIMITED" in answers[1].body
     assert used(store, gate) == 61
 
@@ -238,6 +255,7 @@ def test_flask(kind, gate, store):
     http = app.test_client()
     answers = [http.get("/") for _ in range(2)]
     assert [(one.status_code, len(one.data)) for one in answers] == [(200, LARGE), (429, len("later, bytes"))]
+    assert answers[0].headers["X-RateLimit-Remaining"] == "40"
     assert answers[1].headers["Retry-After"]
     assert used(store, gate) == 61
 
@@ -299,16 +317,18 @@ def test_django_views(asynchronous, make, gate, store, tmp_path):
         return view(request)
 
     limited = limited_django.limit(**ROUTE)(async_view if asynchronous else view)
-    statuses = []
+    statuses, left = [], []
     with override_settings(LIMITKEEPER={"STORE": store}):
         for _ in range(2):
             response = limited(RequestFactory().get("/", REMOTE_ADDR="192.0.2.1"))
             response = asyncio.run(response) if asyncio.iscoroutine(response) else response
             statuses.append(response.status_code)
+            left.append(response.headers["X-RateLimit-Remaining"])
             if response.streaming:
                 b"".join(response)
             response.close()
     assert statuses == [200, 200 if make == "stream" else 429]
+    assert left[0] == ("99" if make == "stream" else "40")
 
 
 @pytest.mark.parametrize("kind", ["threads", "tasks", "mixed"])
@@ -317,7 +337,8 @@ def test_grpc_calls(kind, clock):
     guarded = grpc_gate(rule(FixedWindow("10/h"), cost=Cost("response", per=1)), clock=clock)
     with serving(kind, Shop(), guarded) as place, grpc.insecure_channel(place) as channel:
         client = Client(channel)
-        assert client.pay("1") == "paid 1"
+        answer, call = client.method("Pay").with_call("1", timeout=60)
+        assert (answer, dict(call.initial_metadata())["x-ratelimit-remaining"]) == ("paid 1", "4")
         error = refusal(lambda: client.pay("1"))
         assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many requests. Retry after 3600s.")
     assert guarded.explain(WrittenRequest("POST", "/"))[0].decision.remaining == 3

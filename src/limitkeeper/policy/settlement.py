@@ -13,11 +13,12 @@ same request and size under all its limits. Streams of unknown length are charge
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..algorithms.claim import Claim
 from ..clock import steady_us
-from ..decision import Decision
+from ..decision import Decision, Decisions
 from ..errors import StoreError
 from ..stores.sans_io import Call, Plan
 from ..wait_queue import Waiter
@@ -116,6 +117,7 @@ def afford(evaluation: Evaluation, status: int, size: int) -> Plan[bool]:
             for (i, units), part in zip(wanted.items(), parts, strict=False):
                 alert_crossed(evaluation, evaluation.entries[i], part, units - claims[i].cost)
                 claims[i] = Claim(claims[i].limit, claims[i].key, units, units, claims[i].reset_id)
+            evaluation.decision = after_charge(evaluation.decision, dict(zip(wanted, parts, strict=False)))
             return True
         decision = yield Call(evaluation.compiled.store, "decide", (whole, 0), {"commit": False})
     except StoreError:
@@ -126,6 +128,22 @@ def afford(evaluation: Evaluation, status: int, size: int) -> Plan[bool]:
     evaluation.context = context
     refuse_response(gate, evaluation, decision)
     return False
+
+
+def after_charge(before: Decision, charged: Mapping[int, Decision]) -> Decision:
+    """The decision of a request, with what is left after a further charge of some of its limits, for the fields of its response.
+    When and where it was charged stays as it was, for what is given back."""
+    parts = [
+        Decision(
+            one.allowed, one.limit, now.remaining, one.retry_us, now.reset_us, one.wait_us, one.start_us, one.name, one.source
+        )
+        for one, now in [(one, charged.get(i, one)) for i, one in enumerate(before.decisions)]
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    joined = Decisions.join(parts)
+    fields = (joined.allowed, joined.limit, joined.remaining, joined.retry_us, joined.reset_us)
+    return Decisions(parts, *fields, before.wait_us, before.start_us, joined.name, before.source)
 
 
 def refuse_response(gate: Evaluator, evaluation: Evaluation, decision: Decision) -> None:

@@ -492,10 +492,10 @@ def finish_response(evaluation: Evaluation, response: object, scope: Scope, inne
             kind = type(response).__name__
             raise ConfigurationError(f"expected a Response from an endpoint under @limit, got {kind}; in FastAPI use RateLimit")
         return SettlingResponse(cast(ASGIApp, response), evaluation)
+    if evaluation.needs_settlement:  # its fields are added when its size is charged
+        return SettlingResponse(response, evaluation)
     if innermost:  # all other limits were evaluated before it
         response = with_fields(response, evaluations_of(scope).encoded_fields(scope))
-    if evaluation.needs_settlement:
-        return SettlingResponse(response, evaluation)
     evaluation.count_response(response.status_code)
     return response
 
@@ -543,7 +543,10 @@ class SettlingResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.evaluation.needs_settlement and self.evaluation.allowed:
-            settling = SettlingSend([self.evaluation], scope, send)
+            evaluations = evaluations_of(scope)
+            settling = SettlingSend(
+                [self.evaluation], scope, send, lambda message: add_fields(message, evaluations.encoded_fields(scope))
+            )
             settling.before = scope_of_application(scope)
             settling.disconnected = self.disconnected
             await settling.run(self.app, scope, receive)

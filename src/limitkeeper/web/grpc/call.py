@@ -108,15 +108,14 @@ class Call:
         self.evaluation = evaluation
         self.settlement = Settlement([evaluation])
         self.servicer = servicer
-        self.metadata = evaluation_metadata(evaluation)
-        self.metadata_sent = not self.metadata
+        self.metadata_sent = not evaluation_metadata(evaluation)
         self.code: grpc.StatusCode | None = None
 
     def initial_metadata(self, own: Metadata | None = ()) -> Metadata:
         """The initial metadata to send: the handler's and ours; fields that the handler sets stay."""
         self.metadata_sent = True
         names = {name.lower() for name, _ in own or ()}
-        return (*(own or ()), *(pair for pair in self.metadata if pair[0] not in names))
+        return (*(own or ()), *(pair for pair in evaluation_metadata(self.evaluation) if pair[0] not in names))
 
     def __enter__(self) -> Call:
         return self
