@@ -83,6 +83,26 @@ def test_shares_that_refuse_promise_the_longest_wait(mode):
     assert asked(g, request(), mode).allowed
 
 
+class RunningClock(ManualClock):
+    """A clock that advances by a tenth of a millisecond with each reading."""
+
+    def now_us(self) -> int:
+        self.advance(0.000_1)
+        return super().now_us()
+
+
+def test_a_share_that_refills_at_once_still_refuses():
+    """A request that a local rule has refused is refused, also where the rule would admit it a moment later."""
+    half, quarter = OnFailure(LOCAL, "1/2"), OnFailure(LOCAL, "1/4")
+    rules = rule("slow", "1/s burst 1000", on_failure=half), rule("quick", "4000/s burst 4", on_failure=quarter)
+    store = WrappedStore(MemoryStore(clock=ManualClock(1000)))
+    store.failing = {"decide"}
+    g = Gate(policy(*rules, budget_us=10_000_000), store=store, clock=RunningClock(1000))
+    refused = [one.refusal for one in (asked(g, request()) for _ in range(400)) if not one.allowed]
+    assert 0 < len(refused) < 400
+    assert {one.violated for one in refused} == {("quick",)}
+
+
 def test_a_near_store_that_fails_is_answered_too():
     """A local store that fails (a deleted file) is answered by each rule's `on_failure`."""
     store = WrappedStore(MemoryStore(clock=ManualClock(0)), local=True)

@@ -81,7 +81,8 @@ class FailureAnswers:
 
     def _decide(self, gate: Evaluator, evaluation: Evaluation) -> tuple[Evaluation | None, Decision | None]:
         """Decides on the declared shares. Limits with different shares are charged one after the other; if one refuses, the
-        others are given back and asked again without a charge, so that the retry is the longest of all."""
+        others are given back and asked again without a charge, so that the retry is the longest of all. The one that refused is
+        not asked again: it might admit by then."""
         assert evaluation.costs is not None
         entries = zip(evaluation.entries, evaluation.keys, evaluation.costs, strict=True)
         asked = [(self._share(entry.rule.on_failure.share), [Claim(entry.named, key, cost)]) for entry, key, cost in entries]
@@ -91,7 +92,8 @@ class FailureAnswers:
             if not parts[-1].allowed:
                 for (other, back), charged in zip(asked, parts[:-1], strict=False):
                     other.give_back(back, charged.start_us)
-                return gate._refuse(evaluation, Decisions.join([one.decide(claims, 0, False) for one, claims in asked])), None
+                found = [parts[-1] if one is claims else other.decide(one, 0, False) for other, one in asked]
+                return gate._refuse(evaluation, Decisions.join(found)), None
         evaluation.claims = [claim for _, claims in asked for claim in claims]
         evaluation.needs_settlement = any(entry.compiled_rule.needs_settlement for entry in evaluation.entries)
         return None, Decisions.join(parts)
