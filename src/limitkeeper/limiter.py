@@ -181,10 +181,16 @@ class WaitingLimiter(LimiterBase):
         """As `_abandon`. On a local store the tasks cancelled in one iteration of the loop leave together. `loop` is the
         caller's: a task whose loop was closed is collected without a running one."""
         waiter = self._queue.find(claims)
-        if waiter is not None and self.store.local and self.store.can_rebook:
-            self._queue.leave_soon(waiter, loop, partial(self._give_back_failed, key, cost, waiter.decision))
-        else:
+        if waiter is None or not self._leave_soon(waiter, key, cost, loop):
             await arun(self._abandon(claims, key, cost))
+
+    def _leave_soon(self, waiter: Waiter, key: Key, cost: Cost, loop: asyncio.AbstractEventLoop) -> bool:
+        """Gives a start on a local store back together with those of the other tasks cancelled in this iteration of the loop;
+        False: not on this store."""
+        leaves = bool(self.store.local and self.store.can_rebook)
+        if leaves:
+            self._queue.leave_soon(waiter, loop, partial(self._give_back_failed, key, cost, waiter.decision))
+        return leaves
 
     def _give_up(self, waiter: Waiter, key: Key, cost: Cost, decision: Decision) -> Plan[bool]:
         """Gives a start back; False when its keys were reset since. A store error is published as an event, because it must not

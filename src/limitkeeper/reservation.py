@@ -120,9 +120,16 @@ class Charge:
         return self._process == os.getpid()
 
     def _give_all_back(self) -> Plan[bool]:
+        return (yield from self._give_back(self._end()))
+
+    def _end(self) -> Waiter | None:
+        """Ends a wait for its start; returns the waiter, which has the charge then."""
         self._cancelled = True
         self.interrupt()
         waiter, self._decision, self._waiter = self._waiter, self.decision, None
+        return waiter
+
+    def _give_back(self, waiter: Waiter | None) -> Plan[bool]:
         if self._free:
             return True
         waiter = waiter or Waiter(self._claims, self._decision, None, self._arrival)
@@ -186,10 +193,14 @@ class AsyncReservation(Charge):
         return await arun(self._cancel())
 
     async def __aenter__(self) -> AsyncReservation:
+        loop = asyncio.get_running_loop()
         try:
-            return await arun(self._enter(asyncio.get_running_loop()))
+            return await arun(self._enter(loop))
         except BaseException:
-            await self.cancel()
+            if self._is_first():
+                waiter = self._end()
+                if waiter is None or not self._limiter._leave_soon(waiter, self._key, self._cost, loop):
+                    await arun(self._give_back(waiter))
             raise
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:

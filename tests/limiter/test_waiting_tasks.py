@@ -374,6 +374,33 @@ def test_a_thousand_cancelled_at_once_leave_together(every):
     assert spent < 5
 
 
+def test_a_thousand_that_wait_for_reservations_leave_together():
+    """1000 reservations of several costs whose tasks are cancelled in one iteration of the loop are given back with the work of
+    a few."""
+
+    async def main(number):
+        limiter = AsyncLimiter("3/h")
+        await limiter.acquire("a", 3)
+
+        async def one(cost):
+            async with limiter.reserve("a", cost):
+                raise AssertionError("its start is far away")
+
+        tasks = [asyncio.create_task(one(1 + name % 3)) for name in range(number)]
+        await turns()
+        assert limiter.waiting("a") == number
+        start = time.process_time()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        spent = time.process_time() - start
+        assert limiter.waiting("a") == 0
+        assert (await limiter.peek("a", 3)).retry_after <= 3600
+        return spent
+
+    assert asyncio.run(main(1000)) < 5
+
+
 def test_tasks_and_threads_share_a_line(held):
     """A thread's limiter and a task's limiter of one name and store share one queue."""
     store = MemoryStore(clock=held)
