@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import CancelledError
@@ -145,19 +146,26 @@ class WaitingLimiter(LimiterBase):
 
     def _wait(self, waiter: Waiter, key: Key, cost: Cost, loop: asyncio.AbstractEventLoop | None = None) -> Plan[Decision]:
         """Sleeps until the waiter's start, which may move up meanwhile; `loop` is that of an async caller. After an exception the
-        caller abandons the claims."""
+        caller abandons the claims; in a forked child they are the parent's, which waits for that start."""
         wake = WakeEvent() if loop is None else AsyncEvent()
         event = weakref.ref(wake)  # a task whose loop was closed can be collected, and gives its start back
         waiter.asleep, waiter.loop = True, loop
         waiter.wake = wake.set if loop is None else lambda: _wake(loop, event())
-        while True:
-            wake.clear()
-            if waiter.interrupted:
-                raise CancelledError("another thread or task interrupted the wait")
-            waiter.alarm_us = waiter.until_us
-            yield Call(self.store.clock, "sleep", (waiter.left_us(sleeper_us(self.store)) / 1e6, wake))
-            if not wake.is_set():
-                break
+        process = os.getpid()
+        try:
+            while True:
+                wake.clear()
+                if waiter.interrupted:
+                    raise CancelledError("another thread or task interrupted the wait")
+                waiter.alarm_us = waiter.until_us
+                yield Call(self.store.clock, "sleep", (waiter.left_us(sleeper_us(self.store)) / 1e6, wake))
+                if not wake.is_set():
+                    break
+        except BaseException:
+            if process != os.getpid():
+                for claim in waiter.own_claims:
+                    claim.forget_charge()
+            raise
         self._queue.done(waiter)
         if self._publisher is not None:
             self.events.publish(WAITED, self.name, key, cost, waiter.decision)

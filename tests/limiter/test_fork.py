@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import sys
@@ -10,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from limitkeeper import Limiter, SharedStore, fork
+from limitkeeper import AsyncLimiter, Limiter, SharedStore, fork
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork"),
@@ -95,3 +96,27 @@ def test_a_reservation_belongs_to_the_process_that_made_it(tmp_path):
         assert limiter.peek("u").remaining == 40
         assert reservation.settle(30)
     assert limiter.peek("u").remaining == 70
+
+
+def test_a_waiting_call_belongs_to_the_process_that_made_it(tmp_path):
+    """In a forked child that ends with `sys.exit`, copies of the parent's waiting tasks and calls give no start back."""
+    store = SharedStore(tmp_path / "limits")
+    sync, later = Limiter("1/h burst 1", store=store), AsyncLimiter("1/h burst 1", store=store)
+
+    def charged():
+        return round(sync.peek("u").reset_after / 3600)
+
+    def leave(task):
+        task.cancel()
+        loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+        return charged()
+
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        assert sync.hit("u")
+        tasks = [loop.create_task(later.acquire("u")) for _ in range(3)]
+        loop.run_until_complete(asyncio.sleep(0.01))
+        assert charged() == 4
+        assert in_child(lambda: leave(tasks[2])) == "4"
+        assert charged() == 4
+        assert leave(tasks[2]) == 3
