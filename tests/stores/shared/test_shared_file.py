@@ -95,6 +95,16 @@ def test_a_file_that_was_cut_short_is_refused(path):
         SharedStore(path)
 
 
+def test_a_file_that_was_emptied_while_in_use_is_refused(path):
+    """A process that opens a file which another one has open, and which has no content any more, gets an error in time."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as the other process has it; its mapping would end this one (SIGBUS)
+        with pytest.raises(ConfigurationError, match="was truncated"):
+            SharedStore(path, timeout=0.05)
+    with SharedStore(path) as store:
+        assert Limiter("5/h", store=store).hit("a")
+
+
 @pytest.mark.parametrize("bad", ["/no/such/folder/limits", "/"])
 def test_a_path_that_can_not_be_written_to_is_an_error(bad):
     """The error names the path and the remedy."""

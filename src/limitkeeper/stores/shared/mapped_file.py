@@ -51,7 +51,8 @@ class MappedFile:
             raise
 
     def _open(self) -> tuple[int, bool]:
-        """Opens and locks the file; again, when the path was replaced meanwhile."""
+        """Opens and locks the file; again, when the path was replaced meanwhile, or its creator died before it began."""
+        deadline_us = 0
         while True:
             fd = self._open_path(self.path)
             if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -70,6 +71,11 @@ class MappedFile:
             if same and (alone or os.fstat(fd).st_size):
                 return fd, alone
             os.close(fd)
+            if same:
+                deadline_us = deadline_us or steady_us() + self.timeout_us
+                if steady_us() > deadline_us:
+                    raise self._differs("is empty, but another process uses it: it was truncated")
+                SYSTEM.sleep(0.001)
 
     def _open_path(self, path: str, flags: int = 0) -> int:
         try:
