@@ -503,6 +503,27 @@ def test_items_are_read_a_part_at_a_time(path, monkeypatch):
         assert dict(store.items(named(limiter))) == found
 
 
+def test_a_sweep_lets_other_processes_in_between(path):
+    """`sweep` checks a part of the keys at a time, at most 2048, and all of them in the end."""
+    found: list[int] = []
+
+    class Watched(ManualClock):
+        def now_us(self):
+            found.append(len(store))
+            return super().now_us()
+
+    clock = Watched(1000.0)
+    with SharedStore(path, max_keys=6000, clock=clock) as store:
+        limiter = Limiter("5/s", store=store)
+        for i in range(5000):
+            limiter.hit(f"k{i}")
+        clock.advance(10)
+        found.clear()
+        store.sweep()
+        assert len(store) == 0
+        assert found == [5000, 5000 - 2048, 5000 - 4096]
+
+
 @pytest.mark.skipif(compiled, reason="compiled methods can't be replaced")
 def test_keys_with_long_logs_are_listed_fewer_at_a_time(path, monkeypatch):
     """What is listed under the lock at a time has a bounded size, and the free places of a log are not read."""

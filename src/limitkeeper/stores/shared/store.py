@@ -57,7 +57,7 @@ from .mapped_file import MappedFile
 
 log = logging.getLogger("limitkeeper")
 LONGEST_US = 86_400_000_000
-#: Cells read in one critical section of `items`, fewer with logs: about a millisecond.
+#: Cells read in one critical section of `items`, fewer with logs, or checked in one of `sweep`: about a millisecond.
 AT_A_TIME = 2048
 
 
@@ -540,14 +540,23 @@ class SharedStore(CellStore):
         return self.table.states_of(cell, handle.limit.logs) if cell else []
 
     def sweep(self, budget: int = 1_000_000) -> None:
-        """Removes idle keys now, instead of a few with each call."""
-        self.begin()
-        try:
-            self._directory.read()
-            self.cached_key, self.table.words[lay.CURSOR] = None, 0  # the last cell, which fills a gap, is checked after it
-            self.table.sweep(budget, self.now())
-        finally:
-            self.end()
+        """Removes idle keys now, instead of a few with each call; in parts: other processes wait for the lock meanwhile."""
+        left = min(budget, self.table.get(lay.HIGH))
+        at: I64 = 0  # the last cell, which fills a gap, is checked after it
+        while True:
+            self.begin()
+            try:
+                self._directory.read()
+                self.cached_key = None
+                if left > 0:
+                    self.table.words[lay.CURSOR] = at
+                    self.table.sweep(min(left, AT_A_TIME), self.now())
+                    at = self.table.words[lay.CURSOR]
+            finally:
+                self.end()
+            left -= AT_A_TIME
+            if left <= 0:
+                return
 
     def _reset_after_fork(self) -> None:
         CellStore._reset_after_fork(self)
