@@ -16,6 +16,7 @@ import limitkeeper
 from effort import effort
 from limitkeeper import SharedStore
 from limitkeeper.sharing import FairShare
+from limitkeeper.sharing.file_fair_share import HEADER
 from limitkeeper.testing import ManualClock
 
 TENANTS = ("a", "b", "ü", "d e", "")
@@ -99,6 +100,19 @@ def test_a_killed_process_leaves_a_whole_state(tmp_path, pause):
         found = share.peek("a")
         assert 0 <= found.remaining <= 500
         assert share.hit("c").allowed
+
+
+@pytest.mark.parametrize("header", [(9, 32, 1 << 62, 0), (1 << 63, 1 << 63, 1, 0), (9, 1 << 40, 50, 7), (9, 40, 9, 1)])
+def test_a_damaged_header_starts_the_state_afresh(tmp_path, header):
+    """Whatever a crash of the machine left in the header, the next decision is made on a new state, which all processes read."""
+    with SharedStore(tmp_path / "limits", max_keys=10, clock=ManualClock(1000.0)) as store:
+        one, two = (FairShare("10/s", store=store, name="x") for _ in range(2))
+        assert one.hit("a", cost=4)
+        (path,) = tmp_path.glob("limits.share-*")
+        with path.open("r+b") as file:
+            file.write(HEADER.pack(*header))
+        assert two.hit("a", cost=4)
+        assert one.peek("a") == two.peek("a")
 
 
 def test_the_order_of_guarantees_and_weights_means_nothing(tmp_path):

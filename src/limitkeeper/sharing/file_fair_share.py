@@ -2,7 +2,7 @@
 
 Each decision runs under the lock of the store: the state is read if another process has changed it since, decided on, and written
 as a whole. A process that dies at any moment leaves a complete state: a new one is written beside the present one, and then the
-header, 32 bytes in one write, refers to it. (After a crash of the machine a checksum that does not match starts it afresh.)
+header, 32 bytes in one write, refers to it. (After a crash of the machine, what does not match starts it afresh.)
 
     header   revision, offset, length and CRC-32 of the state
     state    start, t, V, Σ q, Σ w, the number of tenants, when each guarantee is full, F of each tenant, their names
@@ -69,6 +69,8 @@ class FileBackend:
         """The revision, offset and length of the state in the file; `queue` has that state."""
         revision, offset, length, checksum = HEADER.unpack(os.pread(self._fd, HEADER.size, 0).ljust(HEADER.size, b"\0"))
         if revision != self._revision or not length:
+            if offset + length > os.fstat(self._fd).st_size:  # the header is damaged, too
+                offset = length = 0
             data = os.pread(self._fd, length, offset) if length else b""
             if data and crc32(data) == checksum:
                 self._restore(data)
