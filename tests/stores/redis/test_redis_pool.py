@@ -150,6 +150,26 @@ def test_the_budget_of_a_call_begins_when_it_is_sent(valkey: Valkey) -> None:
         assert waits == [0, 60_000]
 
 
+@pytest.mark.parametrize("call", ["hit", "acquire"])
+def test_the_first_use_of_a_limit_has_one_budget(valkey: Valkey, call: str) -> None:
+    """What its registration has taken is not there for the decision behind it."""
+    clock = ManualClock()
+    with RedisStore(valkey.url, prefix=f"first {call}", timeout="60s", budget_clock=clock) as store:
+        getattr(Limiter(MANY, store=store), call)("k")
+        (connection,) = store.pool.idle(store.route.direct, store.route.login)  # type: ignore[arg-type]
+        poll, waits = connection.poll, list[float]()
+
+        def slow(ms: float) -> Any:
+            if ms:
+                clock.advance(40)
+                waits.append(ms)
+            return poll(60_000 if ms else 0)
+
+        connection.poll = slow
+        assert getattr(Limiter(MANY, store=store, name="another"), call)("k")
+        assert waits == [60_000, 20_000]
+
+
 def test_a_connection_opened_too_late_is_kept_for_the_next_call(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call whose budget is over when its connection is open is not sent, so nothing is charged; the next one finds it open."""
     clock, opened = ManualClock(), list[SyncConnection]()

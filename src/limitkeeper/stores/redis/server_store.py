@@ -131,12 +131,13 @@ class ServerStore(PlannedStore):
 
     def run_plan(self, plan: Work[T], long: bool = False, to_end: bool = False, budget_us: int = 0) -> T:
         """Performs a plan or makes a request (if need be `to_end`) within the budget; a `long` plan has it for each step."""
-        deadline = self._now_us() + (budget_us or self.timeout_us)
+        deadline, left_us = self._now_us() + (budget_us or self.timeout_us), self.timeout_us
         if isinstance(plan, FirstUse):
             self.pool.run(plan.register(), deadline)
             plan = cast(Plan[T] | Request[T], plan.then())
+            left_us = deadline - self._now_us()
         if isinstance(plan, Request):
-            return (self._call_to_end if to_end else self._call)(plan, deadline)
+            return (self._call_to_end if to_end else self._call)(plan, deadline, left_us)
         if to_end and threading.current_thread() is threading.main_thread():
             return self._run_to_end(plan, deadline)
         return self.pool.run(plan, deadline, self.timeout_us if long else 0)
@@ -161,7 +162,7 @@ class ServerStore(PlannedStore):
         request = None if max_wait_us or not commit else self.hit_request(named, key, cost)
         if request is None:
             return self.decide([Claim(named, key, cost)], max_wait_us, commit=commit)
-        return self.seen(self._call(request, self._now_us() + self.timeout_us))
+        return self.seen(self._call(request, self._now_us() + self.timeout_us, self.timeout_us))
 
     def hit_nowait(self, named: NamedLimit, key: str, cost: int) -> Decision | None:
         """None: a server is always waited for."""
@@ -194,33 +195,34 @@ class ServerStore(PlannedStore):
         """Reads a hash; with a field and its value (None removes it), writes it."""
         raise NotImplementedError
 
-    def _call(self, request: Request[T], deadline: int) -> T:
-        """Hot path: one request to the only server, on an idle connection; a plan when that is not possible."""
-        if not self.route.decode(request, self._call_directly(request, deadline)):
+    def _call(self, request: Request[T], deadline: int, left_us: int) -> T:
+        """Hot path: one request to the only server, on an idle connection, with `left_us` from the moment of sending; a plan when
+        that is not possible."""
+        if not self.route.decode(request, self._call_directly(request, deadline, left_us)):
             self.pool.run(self.route.execute_all([request]), deadline)
         return request.answer
 
-    def _call_directly(self, request: Request[T], deadline: int, record: CallRecord | None = None) -> Reply:
+    def _call_directly(self, request: Request[T], deadline: int, left_us: int, record: CallRecord | None = None) -> Reply:
         """The reply of the only server on an idle connection; None: nothing was sent."""
         endpoint = self.route.direct
-        if endpoint is None or deadline - self.timeout_us >= self.route.confirm_at_us:
+        if endpoint is None or left_us <= 0 or deadline - self.timeout_us >= self.route.confirm_at_us:
             return None
         known, idle = self._idle
         if known is not endpoint or idle is None:
             idle = self.pool.idle(endpoint, self.route.login)
             self._idle = (endpoint, idle)
         try:
-            return self.pool.call(idle, self.route.pack(request), self.timeout_us, record)
+            return self.pool.call(idle, self.route.pack(request), left_us, record)
         except StoreError:
             self.route.on_unreachable(endpoint)
             raise
 
-    def _call_to_end(self, request: Request[T], deadline: int) -> T:
+    def _call_to_end(self, request: Request[T], deadline: int, left_us: int) -> T:
         """As `_call`, for a charge that may be ahead of time. When a signal handler raises, its exception goes on once the
         outcome is known: the claims then show what was charged, and the caller gives it back."""
         record = CallRecord()
         try:
-            if not self.route.decode(request, self._call_directly(request, deadline, record)):
+            if not self.route.decode(request, self._call_directly(request, deadline, left_us, record)):
                 self.pool.run(self.route.execute_all([request]), deadline, record=record)
             return request.answer
         except BaseException:
