@@ -193,6 +193,27 @@ def test_a_slot_is_decided_nowhere_while_it_moves(fleet: Fleet) -> None:
     assert spent(theirs, 5) == 4 * len(KEYS)
 
 
+def test_the_pause_counts_the_time_of_the_calls(fleet: Fleet) -> None:
+    """A caller of a closed slot is answered when the pause is over, also where each call of the node takes as long."""
+    one, other = fleet.process("ab"), fleet.process("ab")
+    theirs, client, waited_us = limiter_on(other), fleet.client("c"), []
+
+    def load(limit: Any, items: Any) -> None:
+        begun_us = fleet.clock.now_us()
+        fleet.interrupt = lambda: fleet.clock.advance(0.02)
+        with pytest.raises(StoreTimeout, match="waits for the state of this key"):
+            theirs.hit(items[0][0])
+        fleet.interrupt = None
+        waited_us.append(fleet.clock.now_us() - begun_us)
+        NodeClient.load(client, limit, items)
+
+    spent(theirs)
+    client.load = load  # type: ignore[method-assign]
+    one.add("c", client)
+    assert waited_us
+    assert max(waited_us) <= 150_000
+
+
 def test_a_coordinator_that_fails_leaves_slots_closed_and_another_process_continues(fleet: Fleet) -> None:
     """`rebalance()` of any process finishes what another has begun; nothing is admitted twice."""
     one, other = fleet.process("ab"), fleet.process("ab")

@@ -221,8 +221,9 @@ class Membership:
             table = self.router.table
             self._point({slot: self.shards[name] for slot, name in enumerate(homes(members)) if table[slot] is shard})
 
-    def plan_recovery(self, shard: Shard, error: StoreUnavailable | None, attempt: int) -> Plan[None]:
-        """What to do about a call of a shard that failed, before it is made again; raises when there is nothing."""
+    def plan_recovery(self, shard: Shard, error: StoreUnavailable | None, attempt: int, since_us: int) -> Plan[None]:
+        """What to do about a call of a shard that failed, before it is made again; raises when there is nothing. `since_us` is
+        the time of the first failure."""
         self.lose(shard, error)
         yield from ()
 

@@ -51,7 +51,7 @@ class FencedMembership(Membership):
         if not isinstance(error, StaleMap | SlotClosed):  # those a plan recovers from
             super().lose(shard, error)
 
-    def plan_recovery(self, shard: Shard, error: StoreUnavailable | None, attempt: int) -> Plan[None]:
+    def plan_recovery(self, shard: Shard, error: StoreUnavailable | None, attempt: int, since_us: int) -> Plan[None]:
         if isinstance(error, StaleMap):
             if attempt >= MAX_ATTEMPTS:
                 raise StoreUnavailable(f"the nodes do not agree on a shard map ({error}); call rebalance()")
@@ -60,7 +60,7 @@ class FencedMembership(Membership):
             elif error.map.id < self.map.id:
                 yield Call(shard.base or shard, "exchange_map", (self._message(shard.name),))
         elif isinstance(error, SlotClosed):
-            if attempt * PAUSE * 1e6 >= self.pause_us:
+            if self.clock.now_us() - since_us >= self.pause_us:
                 raise StoreTimeout(
                     f"{error}; try again, call rebalance() if no process does, or give ShardedStore a longer pause="
                 )

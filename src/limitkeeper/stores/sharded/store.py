@@ -17,7 +17,6 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from typing import Any, TypeVar
 
 try:
@@ -323,7 +322,8 @@ class ShardedStore(WrapperStore):
 
     def _plan_retries(self, make_plan: Callable[[], Plan[T]]) -> Plan[T]:
         """A plan, made again from the start when a slot was moving or a shard was lost."""
-        for attempt in count():
+        attempt, since_us = -1, 0
+        while True:
             side = self.router.enter()
             try:
                 return (yield from make_plan())
@@ -331,13 +331,13 @@ class ShardedStore(WrapperStore):
                 shard, failure = error.shard, error.error
             finally:
                 self.router.leave(side)
-            yield from self._plan_recovery(shard, failure, attempt)
-        raise AssertionError
+            attempt, since_us = attempt + 1, since_us or self._clock.now_us()
+            yield from self._plan_recovery(shard, failure, attempt, since_us)
 
-    def _plan_recovery(self, shard: Shard, error: StoreUnavailable | None, attempt: int = 0) -> Plan[None]:
+    def _plan_recovery(self, shard: Shard, error: StoreUnavailable | None, attempt: int = 0, since_us: int = 0) -> Plan[None]:
         """Waits for the gate of a moving slot, or has a lost shard's slots point to others; raises when neither works."""
         if shard.gate is None:
-            yield from self.membership.plan_recovery(shard, error, attempt)
+            yield from self.membership.plan_recovery(shard, error, attempt, since_us or self._clock.now_us())
             return
         pause_s = self.membership.pause_us / 1e6
         if (yield Call(shard.gate, "result", (pause_s,))) is not None:
