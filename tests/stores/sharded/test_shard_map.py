@@ -5,6 +5,7 @@ The nodes are MemoryStores behind a NodeMap, without a transport, so that every 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -212,6 +213,29 @@ def test_the_pause_counts_the_time_of_the_calls(fleet: Fleet) -> None:
     one.add("c", client)
     assert waited_us
     assert max(waited_us) <= 150_000
+
+
+def test_a_node_that_has_moved_to_another_address_hands_over_from_there(fleet: Fleet) -> None:
+    """A process that knows the node's first address finishes its removal, which another has left, at the present one."""
+    one, other = fleet.process("abc"), fleet.process("abc")
+    ours, theirs = limiter_on(one), limiter_on(other)
+    assert spent(theirs) == len(KEYS)
+    one.remove("c")
+    one.add("c", fleet.client("d"))
+    assert spent(ours, 2) == 2 * len(KEYS)
+    calls = itertools.count()
+
+    def fail() -> None:
+        if next(calls) > 8:
+            raise KeyboardInterrupt
+
+    fleet.interrupt = fail
+    with pytest.raises(KeyboardInterrupt):
+        one.remove("c")
+    fleet.interrupt = None
+    other.rebalance()
+    assert sorted(other.shards) == ["a", "b"]
+    assert spent(theirs, 5) == 2 * len(KEYS)
 
 
 def test_a_coordinator_that_fails_leaves_slots_closed_and_another_process_continues(fleet: Fleet) -> None:

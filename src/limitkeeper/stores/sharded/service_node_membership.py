@@ -95,7 +95,7 @@ class FencedMembership(Membership):
 
     def _node_of(self, member: Member) -> Shard:
         """A member of the map, or a previous one."""
-        known = {**{shard.name: shard for shard in self._retired}, **self.shards}.get(member.name)
+        known = {(one.name, one.store.location): one for one in (*self._retired, *self.shards.values())}.get(member[:2])
         if known is None:
             known = self._shard_of(member)
             self._retired.append(known)  # closed at the end
