@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -15,6 +16,7 @@ from random import Random
 
 import pytest
 
+from interrupts import interrupted_at
 from limitkeeper import (
     BulkheadFull,
     ConfigurationError,
@@ -491,3 +493,18 @@ def test_what_is_no_store_is_an_error(store):
     """The message names the expected form."""
     with pytest.raises(ConfigurationError, match="needs a store or its URL, got"):
         DistributedBulkhead(1, store, name="places")
+
+
+def test_an_interrupted_acquire_lets_the_next_caller_have_its_turn(shared_store):
+    """A signal handler that raises at any moment of a wait for a place leaves no caller before the others of its process."""
+    one, other = bulkhead(1, shared_store, timeout="120ms"), bulkhead(1, shared_store)
+    assert other.try_acquire()
+    number = 0
+
+    def acquire():
+        with contextlib.suppress(BulkheadFull):
+            one.acquire()
+
+    while interrupted_at(number := number + 1, acquire):
+        assert one.waiting == 0, number
+    assert number > 20

@@ -252,7 +252,7 @@ class Bulkhead(PlaceContext):
             self._join(waiter)
             if self._timeout is None:
                 waiter.event.wait()
-            else:
+            elif not waiter.granted:
                 self._clock.sleep(self._timeout, waiter.event)
             self._begin(waiter)
         except BaseException:
@@ -264,7 +264,7 @@ class Bulkhead(PlaceContext):
             self._join(waiter)
             if self._timeout is None:
                 await waiter.event.wait()
-            else:
+            elif not waiter.granted:
                 await self._clock.asleep(self._timeout, waiter.event)
             self._begin(waiter)
         except BaseException:
@@ -287,13 +287,13 @@ class Bulkhead(PlaceContext):
             self.events.publish(WAITED, self.name)
 
     def _abandon(self, waiter: PlaceWaiter) -> None:
-        """Leaves the queue, and passes on a place that was granted meanwhile."""
+        """Leaves the queue, and passes on a place that was granted meanwhile. After an interrupt it can be called again."""
         with self._lock:
             self._queue.pop(waiter, None)
             if waiter.granted:
                 waiter.granted = False
                 self.in_use -= 1
-                self._grant()
+            self._grant()
 
     def _grant(self) -> None:
         """Gives free places to the first waiters. The order of the steps matters where the garbage collector closes a waiter, or

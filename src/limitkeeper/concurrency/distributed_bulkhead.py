@@ -159,10 +159,10 @@ class DistributedBulkhead(PlaceContext):
 
     def acquire(self) -> None:
         """Takes a place, waiting for one if necessary; raises `BulkheadFull` when too many wait or the timeout passes."""
-        run(self._take())
+        run(self._take(PlaceWaiter(None)))
 
     async def aacquire(self) -> None:
-        await arun(self._take())
+        await arun(self._take(PlaceWaiter(asyncio.get_running_loop())))
 
     def release(self) -> None:
         """Gives a place back. A store that fails does not raise: the place is free after the ttl."""
@@ -193,7 +193,7 @@ class DistributedBulkhead(PlaceContext):
 
     # Plans -----------------------------------------------------------------------------------------------------
 
-    def _take(self) -> Plan[None]:
+    def _take(self, turn: PlaceWaiter) -> Plan[None]:
         if not self._gate.in_use and (yield from self._try_take()):
             self._counted(True)
             return
@@ -202,11 +202,15 @@ class DistributedBulkhead(PlaceContext):
             self._counted(False)
             raise BulkheadFull(self.name, self.max_concurrent, "is full")
         try:
-            yield Call(self._gate, "acquire")
             try:
+                yield Call(self, "await_turn", (turn,))
                 yield from self._ask_until(deadline_us)
             finally:
-                self._gate.release()
+                try:
+                    self._gate._abandon(turn)
+                except BaseException:  # of a signal handler: no other caller would have its turn
+                    self._gate._abandon(turn)
+                    raise
         except BulkheadFull as error:
             self._counted(False)
             raise BulkheadFull(self.name, self.max_concurrent, f"is full, {self.waiting} more wait here") from error
@@ -316,6 +320,13 @@ class DistributedBulkhead(PlaceContext):
         return place
 
     # Waiting ---------------------------------------------------------------------------------------------------
+
+    def await_turn(self, turn: PlaceWaiter) -> None:
+        """Until this caller is the first of the process."""
+        self._gate._wait(turn)
+
+    async def aawait_turn(self, turn: PlaceWaiter) -> None:
+        await self._gate._await(turn)
 
     def pause(self, seconds: float) -> None:
         """Until this process releases a place, at most so long."""
