@@ -23,6 +23,9 @@ GONE = 499
 #: The key, in a scope or an environ, of a request that was handed to a degrade handler: limits of the view that answers it are
 #: evaluated after that, and do not change it.
 DEGRADED = "limitkeeper.degraded"
+#: The key, in a scope or an environ, of a refused request that a `DeferredRequests` runs: its response is not reduced, and the
+#: client that sent it has its answer.
+DEFERRED = "limitkeeper.deferred"
 #: The scope keys of a request's RequestEvaluations; and for a degrade handler that runs the application again of the limits that
 #: were evaluated before.
 EVALUATIONS, EVALUATED = "limitkeeper.evaluations", "limitkeeper.evaluated"

@@ -43,7 +43,17 @@ from ..stores import Store
 from .field_names import SPELLING
 from .headers import text_fields
 from .refusal_body import body
-from .response_settlement import DEGRADED, GONE, UNKNOWN, Settlement, SettlingBody, WatchedInput, as_received, byte_length
+from .response_settlement import (
+    DEFERRED,
+    DEGRADED,
+    GONE,
+    UNKNOWN,
+    Settlement,
+    SettlingBody,
+    WatchedInput,
+    as_received,
+    byte_length,
+)
 
 Environ = dict[str, Any]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
@@ -387,7 +397,10 @@ def close_body(chunks: Iterable[bytes]) -> None:
 
 def has_disconnected(environ: Environ) -> bool:
     """Whether the client of a request that waited in a thread has disconnected, where the server lets it be known: waitress with
-    `channel_request_lookahead`, gunicorn without TLS."""
+    `channel_request_lookahead`, gunicorn without TLS. The client of a deferred request has its answer: its connection may be
+    closed."""
+    if DEFERRED in environ:
+        return False
     connection, check = environ.get("gunicorn.socket"), environ.get("waitress.client_disconnected")
     if check is not None or connection is None:
         return bool(check()) if check is not None else False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 import time
 import weakref
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from app_under_test import until
+from wsgi_apps import environ_of
 
 from limitkeeper import MemoryStore
 from limitkeeper.concurrency import Shaper
@@ -327,6 +329,23 @@ class Trickle:
             found, self.left = bytes(self.left), []
             return found
         return bytes([self.left.pop(0)]) if self.left and size else b""
+
+
+def test_a_deferred_request_that_waits_is_handled_though_its_connection_is_closed():
+    """Its client has been told 202 by then: gunicorn has closed the connection, and waitress reports a client that has gone."""
+    from limitkeeper.web.wsgi import RateLimitMiddleware
+
+    def inner(environ: Any, start_response: Any) -> Any:
+        start_response("201 Created", [])
+        return [b"done"]
+
+    closed = socket.socket()
+    closed.close()
+    policy = Policy.read("limits: [{name: pace, limit: 50/s burst 1, on_refusal: wait up to 9s}]")
+    for connection in ({"gunicorn.socket": closed}, {"waitress.client_disconnected": lambda: True}):
+        app = RateLimitMiddleware(inner, policy)
+        environ = {**environ_of("POST", "/"), **connection}
+        assert [call_wsgi(app, environ, b"", 99)[0] for _ in range(3)] == [201, 201, 201]
 
 
 def test_a_streamed_response_is_kept_whole():

@@ -39,6 +39,7 @@ from ...policy.waiting_requests import queue_client
 from ...rate import Duration, duration_us
 from ..headers import ASGIApp, AsgiRequestContext, Message, Receive, Scope, Send
 from ..refusal_body import encode_json
+from ..response_settlement import DEFERRED
 from ..wsgi import (
     EVALUATION,
     HAS_RUN,
@@ -52,7 +53,6 @@ from ..wsgi import (
     decode_path,
     status_line,
 )
-from .reduced_response import DEFERRED
 from .stale_cache import HeaderLines, Response, refusal_of, send_response
 
 QUEUED, RUNNING, ENDED = "queued", "running", "ended"

@@ -21,8 +21,9 @@ from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
 
 from ..django.middleware import DjangoRequestContext, refusal_response
+from ..response_settlement import DEFERRED
 from .deferred_requests import DeferredRequests, TooLarge, client_of, environ_size
-from .reduced_response import DEFERRED, is_reduced, server_values
+from .reduced_response import is_reduced, server_values
 from .stale_cache import Response, StaleCache
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]

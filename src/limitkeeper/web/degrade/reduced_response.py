@@ -13,11 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...policy.evaluation import Evaluation
-from ..response_settlement import DEGRADED
+from ..response_settlement import DEFERRED, DEGRADED
 from ..wsgi import EVALUATION
-
-#: The key, in a scope or an environ, of a refused request that a `DeferredRequests` runs: its response is not reduced.
-DEFERRED = "limitkeeper.deferred"
 
 
 def server_values(request: Any) -> Any:
