@@ -259,6 +259,20 @@ def test_clients_that_cancel_their_requests_do_not_lower_an_adaptive_limit(clock
     asyncio.run(main())
 
 
+def test_a_response_without_an_end_is_no_sample(clock):
+    """Frameworks return early where the client of a stream has disconnected: that is no fast response."""
+    adaptive = AdaptiveBulkhead(AIMD(1, 1, 9), clock=clock)
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a part", "more_body": scope["path"] == "/left"})
+
+    app = AsgiConcurrencyMiddleware(stream, adaptive)
+    for path, size in (("/left", 1), ("/left", 1), ("/read", 2)):
+        asyncio.run(Held().request(app, path))
+        assert (adaptive.bulkhead.max_concurrent, adaptive.bulkhead.in_use) == (size, 0)
+
+
 def test_websockets_and_the_lifespan_pass():
     """They hold no place."""
     seen = []

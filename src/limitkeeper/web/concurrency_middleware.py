@@ -141,6 +141,8 @@ class AsgiConcurrencyMiddleware(ConcurrencyLimit):
 
             with ignoring_cancellation(call):
                 await self.app(scope, receive, reporting)
+            if isinstance(call, AdaptiveCall):  # without the end of a response: its client has disconnected
+                call.ignore()
 
     async def enter(self, stack: AsyncExitStack, scope: Scope, receive: Receive) -> tuple[Any, Receive]:
         """Takes a place, and returns the `receive` of the application. A request whose client disconnects while it waits for one
