@@ -119,21 +119,16 @@ class Charge:
             return False
         return self._process == os.getpid()
 
-    def _give_all_back(self) -> Plan[bool]:
-        return (yield from self._give_back(self._end()))
-
-    def _end(self) -> Waiter | None:
-        """Ends a wait for its start; returns the waiter, which has the charge then."""
+    def _end(self) -> Waiter:
+        """Ends a wait for its start; returns the waiter that has the charge then."""
         self._cancelled = True
         self.interrupt()
         waiter, self._decision, self._waiter = self._waiter, self.decision, None
-        return waiter
+        return waiter or Waiter(self._claims, self._decision, None, self._arrival)
 
-    def _give_back(self, waiter: Waiter | None) -> Plan[bool]:
-        if self._free:
-            return True
-        waiter = waiter or Waiter(self._claims, self._decision, None, self._arrival)
-        return (yield from self._limiter._give_up(waiter, self._key, self._cost, self._decision))
+    def _give_all_back(self) -> Plan[bool]:
+        waiter = self._end()
+        return self._free or (yield from self._limiter._give_up(waiter, self._key, self._cost, self._decision))
 
     def _enter(self, loop: asyncio.AbstractEventLoop | None = None) -> Plan[Self]:
         """Waits for the start; raises RateLimited if it was refused, and CancelledError if it was cancelled, also meanwhile by
@@ -193,20 +188,27 @@ class AsyncReservation(Charge):
         return await arun(self._cancel())
 
     async def __aenter__(self) -> AsyncReservation:
-        loop = asyncio.get_running_loop()
         try:
-            return await arun(self._enter(loop))
-        except BaseException:
-            if self._is_first():
-                waiter = self._end()
-                if waiter is None or not self._limiter._leave_soon(waiter, self._key, self._cost, loop):
-                    await arun(self._give_back(waiter))
+            return await arun(self._enter(asyncio.get_running_loop()))
+        except BaseException as error:
+            await self._cancel_after(error)
             raise
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         if kind is not None:
-            await self.cancel()
+            await self._cancel_after(error)
         self._undecided.clear()
+
+    async def _cancel_after(self, error: object) -> None:
+        """As `cancel`; on a local store the tasks cancelled in one iteration of the loop give back together."""
+        if not isinstance(error, asyncio.CancelledError) or self._free:
+            await self.cancel()
+        elif self._is_first():
+            waiter, loop = self._end(), asyncio.get_running_loop()
+            if self._limiter._leave_soon(waiter, self._key, self._cost, loop):
+                await asyncio.sleep(0)  # given back by then
+            else:
+                await arun(self._limiter._give_up(waiter, self._key, self._cost, self._decision))
 
 
 AWAIT_IT = "write await limiter.reserve(…), or async with"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import time
 import weakref
@@ -374,19 +375,22 @@ def test_a_thousand_cancelled_at_once_leave_together(every):
     assert spent < 5
 
 
-def test_a_thousand_that_wait_for_reservations_leave_together():
-    """1000 reservations of several costs whose tasks are cancelled in one iteration of the loop are given back with the work of
-    a few."""
+@pytest.mark.parametrize("begun", [0, 200])
+def test_a_thousand_that_wait_for_reservations_leave_together(begun):
+    """1000 reservations of several costs whose tasks are cancelled in one iteration of the loop, some of them after their start,
+    are given back with the work of a few."""
 
     async def main(number):
-        limiter = AsyncLimiter("3/h")
-        await limiter.acquire("a", 3)
+        limiter = AsyncLimiter("400/h")
+        if not begun:
+            await limiter.acquire("a", 400)
 
         async def one(cost):
             async with limiter.reserve("a", cost):
-                raise AssertionError("its start is far away")
+                await asyncio.sleep(1000)
 
-        tasks = [asyncio.create_task(one(1 + name % 3)) for name in range(number)]
+        tasks = [asyncio.create_task(one(2)) for _ in range(begun)]
+        tasks += [asyncio.create_task(one(1 + name % 3)) for name in range(number)]
         await turns()
         assert limiter.waiting("a") == number
         start = time.process_time()
@@ -395,10 +399,23 @@ def test_a_thousand_that_wait_for_reservations_leave_together():
         await asyncio.gather(*tasks, return_exceptions=True)
         spent = time.process_time() - start
         assert limiter.waiting("a") == 0
-        assert (await limiter.peek("a", 3)).retry_after <= 3600
+        assert (await limiter.peek("a", 400)).retry_after <= 3600 * (not begun)
         return spent
 
-    assert asyncio.run(main(1000)) < 5
+    assert asyncio.run(main(1000)) < 2
+
+
+def test_a_reservation_that_is_cancelled_with_its_task_is_given_back_when_its_block_has_ended():
+    """Code behind a block that was cancelled (by a timeout) finds the units of its reservation given back."""
+
+    async def main():
+        limiter = AsyncLimiter("5/h")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.001), limiter.reserve("a", 5):
+                await asyncio.sleep(1000)
+        return await limiter.hit("a", 5)
+
+    assert asyncio.run(main())
 
 
 def test_tasks_and_threads_share_a_line(held):
