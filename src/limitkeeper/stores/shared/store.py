@@ -43,7 +43,6 @@ else:
     from .cell_table import SharedCellTable
     from .journal import OwnerLock, enter_section
 
-
 from ...clock import Clock
 from ...errors import ConfigurationError, StoreError
 from ...rate import MAX_COUNT, Duration, duration_us
@@ -185,10 +184,9 @@ class SharedStore(CellStore):
             )  # fmt: skip
         if limit.logs:
             file.require_space(file.plan.end, f" with sliding logs of {file.log_entries} entries", "log_entries or max_keys")
-        identity = json.dumps(named.identity)
         self.begin()
         try:
-            limit_id, unit = self._directory.numbers_of(identity, limit.text, self.now())
+            limit_id, unit = self._directory.numbers_of(json.dumps(named.identity), limit.text, self.now())
             self.table.widen(turnover_us(limit))
             return LimitHandle(self, named, unit, self.table.births[limit_id - 1], None, limit_id)
         finally:
@@ -219,7 +217,7 @@ class SharedStore(CellStore):
         if handle.store is not self:
             handle = self.handle_of(named)
         if self.table.unread:
-            self.sweep(0)  # reads the limits that other processes have registered since
+            self.run_locked(self._directory.read)  # the limits that other processes have registered since
         decision: Decision
         if cython.compiled:
             decision = blank(self, handle)
@@ -541,22 +539,15 @@ class SharedStore(CellStore):
 
     def sweep(self, budget: int = 1_000_000) -> None:
         """Removes idle keys now, instead of a few with each call; in parts: other processes wait for the lock meanwhile."""
-        left = min(budget, self.table.get(lay.HIGH))
-        at: I64 = 0  # the last cell, which fills a gap, is checked after it
-        while True:
-            self.begin()
-            try:
-                self._directory.read()
-                self.cached_key = None
-                if left > 0:
-                    self.table.words[lay.CURSOR] = at
-                    self.table.sweep(min(left, AT_A_TIME), self.now())
-                    at = self.table.words[lay.CURSOR]
-            finally:
-                self.end()
-            left -= AT_A_TIME
-            if left <= 0:
-                return
+        at = 0  # the last cell, which fills a gap, is checked after it
+        for left in range(max(1, min(budget, self.table.get(lay.HIGH))), 0, -AT_A_TIME):
+            at = self.run_locked(self._sweep_from, at, min(left, AT_A_TIME))
+
+    def _sweep_from(self, at: int, budget: int) -> int:
+        self._directory.read()
+        self.cached_key, self.table.words[lay.CURSOR] = None, at
+        self.table.sweep(budget, self.now())
+        return self.table.get(lay.CURSOR)
 
     def _reset_after_fork(self) -> None:
         CellStore._reset_after_fork(self)
