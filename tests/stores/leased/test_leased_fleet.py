@@ -81,6 +81,24 @@ def test_over_admission_is_within_the_stated_bound(limit, lease, nodes):
         assert max(Counter(moment // SECOND for moment, _ in report.admitted).values()) <= 1000
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_batches_of_a_fixed_size_that_nodes_hold_in_turn_are_within_the_stated_bound(strict):
+    """Nodes on which a key is rare hold a batch in turn and return most of it, while the bucket refills: beyond its bound they
+    admit nodes × held at most, and nothing in strict mode."""
+    limit = TokenBucket("60/s burst 100")
+    fleet = Fleet(limit, 4, lease=20, strict=strict)
+    for step in range(100):
+        fleet.hit(step % 4)
+        fleet.to(fleet.clock.now_us() + 45_000)
+    fleet.hit(0)
+    for _ in range(1000):
+        for node in range(4):
+            while fleet.hit(node):
+                pass
+        fleet.to(fleet.clock.now_us() + 1000)
+    assert fleet.report.most_in(SECOND) <= own_bound(limit) + fleet.stores[0].over_admission(limit, 4)
+
+
 @pytest.mark.parametrize("lease", [None, 5])
 def test_no_interval_holds_more_than_the_stated_bound(lease):
     """Calls of mixed costs on one node, in bursts: no interval of any length holds more than burst + rate × T and two batches."""

@@ -418,10 +418,11 @@ def test_strict_logs_its_lower_rate(tally, caplog):
 
 
 def test_the_bound_is_stated(tally):
-    """over_admission is min(nodes × held, rate × life); nothing for fixed windows, for lease=1 and for queues."""
+    """over_admission is min(nodes × held, rate × life); nodes × held with a fixed size; 0 for windows, lease=1, queues."""
     store = LeasedStore(tally, lease=20)
     assert store.over_admission(TokenBucket("1000/s"), nodes=1) == 40
-    assert store.over_admission(TokenBucket("1000/s"), nodes=16) == 100
+    assert store.over_admission(TokenBucket("1000/s"), nodes=16) == 640
+    assert LeasedStore(tally).over_admission(TokenBucket("1000/s"), nodes=16) == 100
     assert store.over_admission(FixedWindow("1000/s"), nodes=16) == 0
     assert LeasedStore(tally, lease=1).over_admission(TokenBucket("1000/s"), nodes=16) == 0
 

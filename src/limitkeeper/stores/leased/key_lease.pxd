@@ -7,7 +7,7 @@ cdef class LeaseTerms:
     cdef readonly Limit limit
     cdef readonly str name
     cdef readonly dict leases
-    cdef readonly bint leasable, continuous, windowed, dated
+    cdef readonly bint leasable, continuous, windowed, dated, follows_demand
     cdef public bint has_siblings
     cdef public long long users
     cdef readonly long long scarce_batch, fixed_batch, max_batch, life_us

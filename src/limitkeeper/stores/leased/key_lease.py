@@ -72,6 +72,8 @@ class LeaseTerms:
         self.life_us = life_us
         self.tokens_per_us = float(limit.count) / float(limit.period)
         self.fixed_batch = min(fixed_batch, limit.capacity)
+        # Derated (strict) buckets follow demand up to the fixed size: nodes could hold whole batches in turn while one refills.
+        self.follows_demand = not fixed_batch or (self.continuous and parent_limit is not named)
         self.max_batch = self.fixed_batch or max(1, limit.capacity // 4)
         self.scarce_batch = max(1, min(self.max_batch, int(self.tokens_per_us * life_us / 2)))
 
@@ -425,7 +427,7 @@ class Lease:
         """The size of the next batch, at most four times the last: a first estimate of demand may be far off."""
         self.measure(now_us)
         terms: LeaseTerms = self.terms
-        if terms.fixed_batch and not self.oversized:
+        if not terms.follows_demand and not self.oversized:
             return max(cost, int(terms.fixed_batch))
         usable_us = min(terms.life_us, self.reset_us - now_us) if terms.windowed and self.reset_us > now_us else terms.life_us
         most = min(

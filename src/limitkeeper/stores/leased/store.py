@@ -3,7 +3,7 @@
 A token is charged at the parent when it is leased and spent here up to one `life` later. So in any window a node can spend what
 it held when the window began, besides what is charged within it (a fixed window's lease ends with its window: 0 at no price):
 
-    plain    over-admission ≤ min(nodes × held, rate × life)         held: two batches
+    plain    over-admission ≤ min(nodes × held, rate × life)         held: two batches; with a fixed size of them nodes × held
     strict   0, and the parent grants count per (W + life) instead of per W: a price of life / (W + life) of the rate
 
 Refusals are leased too: "nothing before t" is answered here until t. A crash loses what was held, never more. Rejected: reporting
@@ -53,10 +53,10 @@ Seen = tuple[int, int]  # a lease's generation, and what it had counted as used,
 class LeasedStore(WrapperStore):
     """Fetches batches of units from `store` and spends them in RAM.
 
-    `lease` is the size of a batch; None follows the demand. `life` is how long a batch may be spent. With `strict`, no window
-    exceeds the limit, at the price of a lower rate (`prices`). `max_keys` bounds the keys with a lease. `clock` times the
-    leases (default: this machine's, or the parent's if moved by hand; then there is no background, call `tend`). `make_thread`
-    makes its thread.
+    `lease` is the size of a batch (of a bucket in strict mode, the largest); None follows the demand. `life` is how long a batch
+    may be spent. With `strict`, no window exceeds the limit, at the price of a lower rate (`prices`). `max_keys` bounds the keys
+    with a lease. `clock` times the leases (default: this machine's, or the parent's if moved by hand; then there is no
+    background, call `tend`). `make_thread` makes its thread.
     """
 
     @cython.annotation_typing(False)
@@ -135,6 +135,8 @@ class LeasedStore(WrapperStore):
         if self.derated is not None or self.cache.exact or terms.windowed or not terms.leasable:
             return 0.0
         held = nodes * 2 * terms.largest_batch(self.cache.round_trip_us, terms.tokens_per_us)
+        if terms.continuous and terms.fixed_batch:  # whole batches that are held in turn, and returned while the bucket refills
+            return float(held)
         return float(min(held, terms.tokens_per_us * terms.life_us if terms.continuous else limit.capacity))
 
     # Deciding --------------------------------------------------------------------------------------------------
