@@ -566,8 +566,8 @@ def test_a_view_that_raises_is_a_failure(shop):
 
 def test_responses_cost_their_size(shop):
     """A complete response is settled at once, a streamed one when it has been sent."""
-    assert spent(shop, "/bytes") == 1
-    assert spent(shop, "/bytes") == 11
+    assert spent(shop, "/bytes") == 10
+    assert spent(shop, "/bytes") == 20
     client = shop.test_client()
     assert client.get("/stream").text == "fourfour"
     assert spent(shop, "/stream") == 9
@@ -578,7 +578,7 @@ def test_a_file_costs_its_length_and_stays_the_servers(shop):
     answer = shop.test_client().get("/file")
     assert answer.data == b"x" * 20
     answer.close()
-    assert spent(shop, "/file") == 21
+    assert spent(shop, "/file") == 40
 
 
 def test_a_stream_that_is_given_up_is_settled(shop):
