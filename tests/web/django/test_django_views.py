@@ -279,7 +279,8 @@ def test_a_template_response_is_settled_when_it_is_rendered():
         return SimpleTemplateResponse(template, {"word": "x" * 10})
 
     assert spent(view) == 1
-    get(view).render()
+    rendered = get(view).render().headers
+    assert int(rendered["X-RateLimit-Limit"]) - int(rendered["X-RateLimit-Remaining"]) == 11
     assert spent(view) == 12
 
 

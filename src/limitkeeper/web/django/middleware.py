@@ -392,9 +392,15 @@ def render_and_settle(
         settlement.settle()
         raise
     settlement.status, settlement.size = rendered.status_code, len(rendered.content)
+    before = dict(combined_fields(request._limitkeeper))
     refusing = settlement.afford(settlement.size)
     settlement.settle()
-    return rendered if refusing is None else add_fields(request, refusal_instead_of(rendered, refusing, request))
+    if refusing is not None:
+        return add_fields(request, refusal_instead_of(rendered, refusing, request))
+    for name, value in combined_fields(request._limitkeeper):
+        if rendered.headers.get(name) == before.get(name):  # not one of the view's own
+            rendered.headers[name] = value
+    return rendered
 
 
 def settlement_of_error(evaluation: Evaluation, error: BaseException) -> Settlement:
