@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 
 import pytest
-from gates import MODES, asked, gate, passes, request, rule
+from gates import MODES, asked, gate, key, passes, request, rule
 
 from limitkeeper.clock import steady_us
-from limitkeeper.policy.model import SHADOW, WAIT, Charge, OnRefusal, Tiers
+from limitkeeper.policy.model import SHADOW, WAIT, Capacity, Charge, OnRefusal, Tiers
 from limitkeeper.policy.refusal import Refusal
+from limitkeeper.rate import Rate
 from limitkeeper.testing import ManualClock
 
 
@@ -81,6 +82,25 @@ def test_an_unlimited_tier_owes_nothing(said, mode):
     assert (evaluation.allowed, evaluation.needs_settlement, evaluation.decision, evaluation.shadows) == (True, False, None, ())
     tally = g.snapshot()
     assert (tally.requests, tally.unlimited, tally.exempt, tally.rules[0].passed) == (1, 1, 0, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_responses_are_counted_under_every_rule_that_passed_the_request(mode):
+    """Also under one with a capacity, and one in shadow mode; not under one that would have refused."""
+    shadow = OnRefusal(SHADOW)
+    g = gate(
+        rule("limit", "5/h"),
+        rule("capacity", (), key=key("user"), capacity=Capacity(Rate(10, 1_000_000))),
+        rule("wide", "5/h", on_refusal=shadow),
+        rule("narrow", "1/h burst 1", on_refusal=shadow),
+        rule("narrow capacity", (), key=key("user"), capacity=Capacity(Rate(1, 1_000_000), 1_000_000), on_refusal=shadow),
+    )
+    for _ in range(3):
+        asked(g, request(user="ann"), mode).count_response(200)
+    for one in g.snapshot().rules:
+        assert one.passed + one.shadow_refused == 3
+        assert one.statuses.get("2xx", 0) == one.responses.count == one.passed
+    assert [one.passed < 3 for one in g.snapshot().rules] == [False, False, False, True, True]
 
 
 def test_an_alert_is_logged(caplog):

@@ -37,3 +37,4 @@ cdef class CompiledRule:
     cpdef object key_for(self, RequestContext context)
     cpdef tuple entries_for(self, RequestContext context, str key)
     cpdef long long cost_for(self, RequestContext context)
+    cpdef void count_response(self, Py_ssize_t bucket, Py_ssize_t family, double took_ms)

@@ -297,6 +297,13 @@ class CompiledRule:
     def cost_for(self, context: RequestContext) -> cython.longlong:
         return self.constant_cost if self.constant_cost >= 0 else request_cost(self.config.cost, context)
 
+    @cython.ccall
+    def count_response(self, bucket: cython.Py_ssize_t, family: cython.Py_ssize_t, took_ms: cython.double) -> cython.void:
+        """Counts the response to a request that the rule has passed; `bucket` is that of its time."""
+        self.response_times[bucket] += 1
+        self.statuses[family] += 1
+        self.sum_ms += took_ms
+
     def inherit(self, before: CompiledRule) -> None:
         """Continues the counters of the version before. Requests that began with an earlier version are counted there, so
         `counts` adds up the last few versions."""
