@@ -320,6 +320,18 @@ def test_a_blocked_key_has_no_retry_in_the_penalty_box_either():
     assert (boxed.reason, boxed.retry_after) == ("penalty box", 60)
 
 
+def test_a_key_that_an_operator_blocks_while_its_client_is_in_the_penalty_box_has_no_retry():
+    """The first key of a rule that is blocked at run time is refused as any blocked key."""
+    g = gate(
+        rule("user", "1/s burst 1", key=key("user")), penalty_box=PenaltyBoxConfig(parse_limit("fixed window 2/min"), 60_000_000)
+    )
+    assert [asked(g, request(user="evil")).allowed for _ in range(5)] == [True] + [False] * 4
+    assert asked(g, request(user="evil")).refusal.reason == "penalty box"
+    g.operator_overrides.put("user", "evil", "blocked")
+    blocked = asked(g, request(user="evil")).refusal
+    assert (blocked.reason, blocked.retry_after) == ("blocked", None)
+
+
 def test_limiting_turned_off_ignores_the_penalty_box():
     """Inside `unlimited()` a client in the penalty box passes too."""
     g = shut_out_gate()

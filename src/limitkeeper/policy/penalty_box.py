@@ -109,7 +109,7 @@ class PenaltyBox:
         applying = [rule for rule in matched.rules if not (exempted and rule.name in exempted) and rule.applies(context)]
         rules: list[tuple[CompiledRule, Any]] = [(rule, rule.key_for(context)) for rule in applying]
         rules = [(rule, own) for rule, own in rules if own is not None]
-        if any(rule.blocked is not None and rule.entries_for(context, own) is rule.blocked for rule, own in rules):
+        if any(rule.entries_for(context, own) is rule.blocked for rule, own in rules):
             return None
         retry_at = max([until, *(self._retry_at.get((rule.name, own), 0) for rule, own in rules)])
         return Penalty(key, retry_at - now_us, rules)
