@@ -15,7 +15,7 @@ from limitkeeper import ConfigurationError, FixedWindow, InvalidLimit, Limiter, 
 from limitkeeper.observe.key_hash import KeyHash
 from limitkeeper.observe.logs import JsonFormatter, log_refusals
 from limitkeeper.policy.gate import Gate
-from limitkeeper.policy.model import PenaltyBoxConfig
+from limitkeeper.policy.model import Cost, PenaltyBoxConfig
 from limitkeeper.testing import ManualClock
 from stand_ins import NOON
 
@@ -255,6 +255,16 @@ def test_an_alert_is_of_the_rule_that_crossed(kept):
     for _ in range(10):
         asked(gate, "/")
     assert [(received["event"], received["rule"]) for received in kept.received] == [("alert", "small"), ("alert", "large")]
+
+
+def test_an_alert_at_the_end_of_a_response_names_its_rule_and_key(kept):
+    """A cost that is known when the response has ended crosses the mark: its line names who has spent so much."""
+    bytes_sent = rule("bytes", FixedWindow("100/day"), cost=Cost("response", 1, per=1), alert=0.8)
+    rules = (rule("other", FixedWindow("50/day"), alert=0.5), bytes_sent)
+    gate = Gate(policy(rules=rules), store=MemoryStore(clock=ManualClock(NOON)), secret=b"a secret of ours")
+    log_refusals(gate, logger=kept.logger, clock=ManualClock(NOON))
+    asked(gate, "/")
+    assert [(received["rule"], received["key"]) for received in kept.received] == [("bytes", KeyHash(b"a secret of ours")("ann"))]
 
 
 @pytest.mark.parametrize(("key", "whom"), [((("user",),), "ann"), ((("ip",),), None)])

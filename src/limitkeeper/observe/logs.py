@@ -153,7 +153,8 @@ def penalty_box_key(evaluation: Evaluation) -> str | None:
 
 
 def alerted_rules(evaluation: Evaluation) -> list[str]:
-    """The rules whose key crossed the alert mark with this request; not those that were beyond it before."""
+    """The rules whose key crossed the alert mark with this request; not those that were beyond it before. Where none did when it
+    came, one whose cost depends on the response did at its end."""
     parts = () if evaluation.decision is None else evaluation.decision.decisions
     found: dict[str, None] = {}
     for entry, part, cost in zip(evaluation.entries, parts, evaluation.costs or (), strict=False):
@@ -161,7 +162,10 @@ def alerted_rules(evaluation: Evaluation) -> list[str]:
         used = part.limit - part.remaining
         if mark is not None and used - cost < part.limit * mark <= used:
             found[entry.rule.name] = None
-    return list(found) or [""]
+    settled = [
+        entry.rule for entry in evaluation.entries if entry.rule.alert is not None and entry.rule.cost.source == "response"
+    ]
+    return list(found) or list(dict.fromkeys([rule.name for rule in settled])) or [""]
 
 
 def record_of(event: Event, rule: str, key: str | None, retry_after: float | None, suppressed: int) -> Record:
