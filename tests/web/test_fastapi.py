@@ -520,5 +520,5 @@ def test_head_weighs_nothing_in_a_dependency(store):
 
     http = client(app)
     assert http.head("/export").status_code == 200
-    assert http.get("/export").headers["x-ratelimit-remaining"] == "99"
-    assert http.get("/export").headers["x-ratelimit-remaining"] == "49"
+    assert http.get("/export").headers["x-ratelimit-remaining"] == "50"
+    assert http.get("/export").headers["x-ratelimit-remaining"] == "0"

@@ -251,9 +251,9 @@ def test_the_size_of_responses_can_be_the_cost(serve, clock):
     _, client = serve(guarded)
     client.list(5)  # five times "item n"
     _, call = client.method("Pay").with_call("", timeout=60)  # "paid "
-    assert dict(call.initial_metadata())["x-ratelimit-remaining"] == str(100 - 30 - 1)
+    assert dict(call.initial_metadata())["x-ratelimit-remaining"] == str(100 - 35)
     _, call = client.method("Pay").with_call("", timeout=60)
-    assert dict(call.initial_metadata())["x-ratelimit-remaining"] == str(100 - 35 - 1)
+    assert dict(call.initial_metadata())["x-ratelimit-remaining"] == str(100 - 40)
 
 
 def test_a_handlers_own_metadata_stay(serve, clock):
