@@ -58,7 +58,7 @@ from .on_failure import FailureAnswers
 from .penalty_box import PenaltyBox
 from .refusal import BLOCKED, QUOTA, block, blocked_decision, call_message, client_delay, degrades, refusal_of, retry_of
 from .retry_amplification import AttemptCounter
-from .shadow_rules import ShadowRule, ask_shadow
+from .shadow_rules import ShadowRule, ask_shadow, passed_apart
 from .waiting_requests import WaitingRequests, may_wait
 
 if TYPE_CHECKING:
@@ -149,20 +149,13 @@ class Evaluation:
         family: cython.Py_ssize_t = status // 100 if 100 <= status < 600 else 0
         took_ms = took / 1000.0
         k: cython.Py_ssize_t
-        rule: CompiledRule
         for k in range(len(self.entries)):
             entry: Entry = self.entries[k]
-            rule = entry.compiled_rule
-            if entry.label is rule.name:
-                rule.count_response(i, family, took_ms)
+            if entry.label is entry.compiled_rule.name:
+                entry.compiled_rule.count_response(i, family, took_ms)
         if self.capacity is not None or self.shadow is not None:
-            for rule in self._passed_apart():
+            for rule in passed_apart(self):
                 rule.count_response(i, family, took_ms)
-
-    def _passed_apart(self) -> list[CompiledRule]:
-        """The rules without entries that have passed the request: those with a capacity, and those in shadow mode."""
-        found = [one.rule for one in self.capacity or () if one.rule.name not in self.shadows]
-        return found + [one.rule for one in self.shadow or () if one.decision is not None and one.decision.allowed]
 
     def afford(self, status: int, size: int) -> bool:
         """Charges a response whose size is known before it is sent. False: it is refused, and must not be sent."""

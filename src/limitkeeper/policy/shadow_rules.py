@@ -42,3 +42,9 @@ def ask_shadow(gate: Evaluator, evaluation: Evaluation) -> Plan[Evaluation]:
         if evaluation.shadows:
             gate._publish(SHADOW, evaluation)
     return evaluation
+
+
+def passed_apart(evaluation: Evaluation) -> list[CompiledRule]:
+    """The rules without entries that have passed a request: those in shadow mode, and those with a capacity."""
+    found = [one.rule for one in evaluation.shadow or () if one.decision is not None and one.decision.allowed]
+    return found + [one.rule for one in evaluation.capacity or () if one.rule.name not in evaluation.shadows]
