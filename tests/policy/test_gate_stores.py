@@ -10,7 +10,7 @@ from gates import asked, gate, key, passes, policy, request, rule
 
 from limitkeeper import GuardedStore, LeasedStore, MemoryStore, RedisStore, SharedStore
 from limitkeeper.policy import Gate, Policy
-from limitkeeper.policy.model import CLOSED, LOCAL, SHADOW, WAIT, Charge, Once, OnFailure, OnRefusal
+from limitkeeper.policy.model import CLOSED, DEGRADE, LOCAL, SHADOW, WAIT, Charge, Once, OnFailure, OnRefusal
 from limitkeeper.testing import ManualClock
 from stand_ins import WrappedStore
 
@@ -81,6 +81,16 @@ def test_shares_that_refuse_promise_the_longest_wait(mode):
     assert not asked(g, request(), mode).allowed
     g.clock.advance(1)
     assert asked(g, request(), mode).allowed
+
+
+@pytest.mark.parametrize("mode", FAR)
+def test_a_closed_rule_that_degrades_is_counted(mode):
+    """Where its handler answers while the store fails, the request counts as degraded."""
+    degrading = rule("cached", "1/s", on_failure=OnFailure(CLOSED), on_refusal=OnRefusal(DEGRADE, handler=print))
+    g, store = far_gate(degrading)
+    store.failing = {"decide"}
+    assert asked(g, request(), mode).degrade is print
+    assert g.snapshot().rules[0].degraded == 1
 
 
 class RunningClock(ManualClock):

@@ -23,7 +23,7 @@ from ..stores.guarded.share import parse_share
 from .callback_errors import CallbackErrors
 from .compiled_rule import Entry
 from .model import CLOSED, LOCAL
-from .refusal import STORE, client_delay, precedence, refusal_without_limit
+from .refusal import STORE, client_delay, degrades, precedence, refusal_without_limit
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Evaluator
@@ -108,6 +108,7 @@ class FailureAnswers:
         status = rule.answer.status if rule.answer.status in (500, 502, 503, 504) else 503
         entry.compiled_rule.failed_closed += 1
         entry.compiled_rule.refused += 1
+        entry.compiled_rule.degraded += degrades(rule, STORE)
         spread_us = rule.retry_after.spread_us
         delay_us = client_delay(evaluation, self._clock.now_us() + retry_us, spread_us, retry_us) if spread_us else 0
         gate._count_refused(evaluation, refusal_without_limit(STORE, status, retry_us, rule, (entry.label,), delay_us))
