@@ -323,6 +323,24 @@ def test_items_come_back_whole_and_load_takes_them(client: Any, limit: Limit) ->
         assert other.decide([Claim(one, key, 1)], 10**6) == store.decide([Claim(one, key, 1)], 10**6)
 
 
+def test_a_reset_is_no_use_of_a_rate_on_a_log(client: Any) -> None:
+    """After a reset under the long window a log forgets what the short one, the only one in use, has forgotten: as in memory."""
+    short, long = named(SlidingWindowLog("5/min")), named(SlidingWindowLog("5/h"))
+    left = []
+    for make in (lambda clock: LuaStore(client, clock), lambda clock: MemoryStore(clock=clock)):
+        clock = ManualClock(NOON)
+        store = make(clock)
+        for one in (short, long):
+            store.register(one)
+        assert store.decide([Claim(long, "a", 1)])
+        store.reset([Claim(long, "a", 1)])
+        assert store.decide([Claim(short, "a", 3)])
+        clock.advance(61)
+        assert store.decide([Claim(short, "a", 1)])
+        left.append(store.decide([Claim(long, "a", 1)]).remaining)
+    assert left == [3, 3]
+
+
 # Clocks that go back -----------------------------------------------------------------------------------------------------
 
 

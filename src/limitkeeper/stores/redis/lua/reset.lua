@@ -19,7 +19,7 @@ local function reset_request()
   reset_id = reset_id < now_us and now_us or reset_id + 1
   local value, reset
   if claim.rule.logs then
-    value, reset = claim.rule.close(claim.p, now_us, false, reset_id, now_us + keep_us)
+    value, reset = claim.rule.close(1, now_us, false, reset_id, now_us + keep_us) -- no rate uses it yet
   else
     value, reset = pack('<ddddddddddd', -1, now_us, 0, reset_id, now_us + keep_us, 0, 0, 0, 0, 0, 0), keep_us
   end
