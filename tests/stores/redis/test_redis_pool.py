@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from effort import effort
 from fault_lab.scheduling_delay import Watch
 from limitkeeper import AsyncLimiter, ConfigurationError, Limiter, StoreError, StoreTimeout, StoreUnavailable, TokenBucket
-from limitkeeper.stores.redis import RedisStore
+from limitkeeper.stores.redis import RedisStore, sync_opening
 from limitkeeper.stores.redis.address import Address, Endpoint
 from limitkeeper.stores.redis.cluster import Cluster as Nodes
 from limitkeeper.stores.redis.command_routing import Route, RoutedCommand
@@ -175,10 +175,11 @@ def test_a_connection_opened_too_late_is_kept_for_the_next_call(valkey: Valkey, 
     clock, opened = ManualClock(), list[SyncConnection]()
     open_connection = SyncConnection.open
 
-    def open_late(connection: SyncConnection, *arguments: Any) -> None:
-        open_connection(connection, *arguments)
+    def open_late(connection: SyncConnection, *arguments: Any) -> int:
+        login_us = open_connection(connection, *arguments)
         opened.append(connection)
         clock.advance(100)
+        return login_us
 
     with RedisStore(valkey.url, prefix="opened late", timeout="60s", budget_clock=clock) as store:
         limiter = Limiter(TokenBucket("1/h", burst=10), store=store)
@@ -187,6 +188,36 @@ def test_a_connection_opened_too_late_is_kept_for_the_next_call(valkey: Valkey, 
             limiter.hit("k")
         assert limiter.hit("k").remaining == 9
         assert len(opened) == 1
+
+
+def test_opening_a_connection_goes_on_in_the_next_call(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call whose budget ends while its connection is being opened charges nothing; the next one continues with that one."""
+    monkeypatch.setattr(sync_opening, "CONNECT_US", 60_000_000)
+    monkeypatch.setattr(sync_opening, "LOGIN_US", 60_000_000)
+    with Proxy(valkey.port) as network, RedisStore(network.url, prefix="opening", timeout="50ms") as store:
+        limiter = Limiter(TokenBucket("1/h", burst=10), store=store)
+        network.silent = True
+        for _ in range(3):
+            with pytest.raises(StoreTimeout):
+                limiter.hit("k")
+        network.silent, store.timeout_us = False, 60_000_000
+        assert limiter.hit("k").remaining == 9
+        assert network.accepted == 1
+
+
+def test_a_call_is_not_sent_when_less_than_a_round_trip_is_left(valkey: Valkey) -> None:
+    """Opening a connection took more than half of the budget: the call charges nothing, and the next one has its whole budget."""
+    clock = ManualClock()
+    with Proxy(valkey.port) as network, RedisStore(network.url, prefix="left", timeout="60s", budget_clock=clock) as store:
+        limiter = Limiter(TokenBucket("1/h", burst=10), store=store)
+        ticking = threading.Timer(0.2, lambda: (clock.advance(40), setattr(network, "silent", False)))
+        network.silent = True
+        ticking.start()
+        with pytest.raises(StoreTimeout, match="before the request was sent"):
+            limiter.hit("k")
+        assert network.asked == 1
+        assert limiter.hit("k").remaining == 9
+        assert network.accepted == 1
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -40,7 +40,7 @@ from .resp import (
     pack,
     timed_out,
 )
-from .sync_connection import Poll, poll_of
+from .sync_opening import Poll, poll_of
 
 Done = Callable[[Outcome], None]
 SILENCE = 1.0

@@ -1,7 +1,7 @@
 """Blocking connections: one per thread at a time, reused last in, first out, and at most `max_connections` to a server.
 
-A caller that finds none idle opens one; where no more may be open, or the server accepts no more (`maxclients`), callers wait in
-order of arrival, within their budgets, and a connection that is returned goes to the first of them.
+A caller that finds none idle opens one (`sync_opening.py`); where no more may be open, or the server accepts no more
+(`maxclients`), callers wait in order of arrival, within their budgets, and a connection that is returned goes to the first.
 
 A socket is never blocking: it is polled with what is left of the budget of the whole call, so a server that sends its reply byte
 by byte can't exceed it. Before a command is written the socket is polled once: one that the server has closed meanwhile (or on
@@ -12,9 +12,7 @@ Rejected: SO_RCVTIMEO, which saves a system call (8 % of the CPU) and rounds a b
 
 from __future__ import annotations
 
-import select
 import socket
-import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,12 +21,11 @@ from functools import partial
 from weakref import WeakSet, ref
 
 from ...clock import Clock
-from ...errors import StoreError
+from ...errors import StoreError, StoreTimeout
 from ...fork import reset_after_fork
 from .. import sans_io
 from ..sans_io import Call, Plan, T, WakeEvent
 from .address import Endpoint, Login
-from .resolver import RESOLVER
 from .resp import (
     SHORT,
     Outcome,
@@ -37,54 +34,20 @@ from .resp import (
     Reply,
     TooManyConnections,
     Unsent,
-    check_accepted,
-    check_login,
     connect_error,
-    first_commands,
     lost,
     out_of_time,
     pack,
     timed_out,
 )
+from .sync_opening import CHUNK, WOULD_BLOCK, Opening, Poll, is_from_handler, poll_of
 
-Poll = Callable[[float], Sequence[object]]
-CHUNK = 16384
 #: Connections to one server, by default: more threads than that rarely wait for a server at the same moment.
 MAX_CONNECTIONS = 50
 #: So long (µs) no connection is opened to a server that has refused one for lack of room, while others to it are open.
 FULL_US = 1_000_000
 #: Callers that wait look so often (µs) whether there is room again, or a connection whose return was interrupted by a signal.
 AGAIN_US = 50_000
-WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
-
-def poll_of(sock: socket.socket, writing: bool = False) -> Poll:
-    """A function that waits up to so many milliseconds until a socket can be read (or written)."""
-    if hasattr(select, "poll"):
-        watch = select.poll()
-        watch.register(sock, select.POLLOUT if writing else select.POLLIN)
-        return watch.poll
-    reads, writes = ([], [sock]) if writing else ([sock], [])
-    return lambda ms: [ready for ready in select.select(reads, writes, [], ms / 1000) if ready]
-
-
-def connect_tcp(endpoint: Endpoint, deadline_us: int, now_us: Callable[[], int]) -> socket.socket:
-    """A connection to the first address that accepts one; each has an equal part of the time that is left."""
-    addresses = sans_io.run(RESOLVER.plan(endpoint.host, (deadline_us - now_us()) / 1e6))
-    for others, address in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
-        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        try:
-            sock.settimeout(max(0.001, (deadline_us - now_us()) / 1e6 / (others + 1)))
-            sock.connect((address, endpoint.port))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            return sock
-        except BaseException as error:
-            sock.close()
-            if not others or not isinstance(error, OSError) or is_from_handler(error):
-                RESOLVER.expire(endpoint.host)
-                raise
-    raise OSError("the host has no address")
 
 
 def is_from_system(error: BaseException) -> bool:
@@ -92,9 +55,9 @@ def is_from_system(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno is not None
 
 
-def is_from_handler(error: BaseException) -> bool:
-    """Whether a signal handler raised this TimeoutError while a connection was opened; that of a socket says "timed out"."""
-    return isinstance(error, TimeoutError) and error.errno is None and "timed out" not in str(error)
+def not_yet(ms: float) -> Sequence[object]:
+    """The poll of a connection that is not open."""
+    return (None,)
 
 
 class CallRecord:
@@ -127,11 +90,11 @@ class CallRecord:
 
 
 class SyncConnection:
-    """One connection, used by one thread at a time; any exception closes it. When `poll` reports something while no reply is due,
-    it can't be used any more."""
+    """One connection, used by one thread at a time; any exception closes it, but for a StoreTimeout while it is being opened.
+    When `poll` reports something while no reply is due, it can't be used: not any more, or not yet."""
 
     # fmt: off
-    __slots__ = ("__weakref__", "_now_us", "_parser", "_received", "_recv", "_send", "_server", "_sock", "endpoint",
+    __slots__ = ("__weakref__", "_now_us", "_opening", "_parser", "_received", "_recv", "_send", "_server", "_sock", "endpoint",
                  "generation", "poll", "secure")
     # fmt: on
 
@@ -141,11 +104,17 @@ class SyncConnection:
         self._sock: socket.socket = None  # type: ignore[assignment]  # until it is opened
         self._parser = Parser()
         self._received: list[bytes] = []  # of a reply that `receive_to_end` has not got whole
+        self._opening: Opening | None = None
+        self.poll: Poll = not_yet
         self.secure = False
 
     @property
     def is_open(self) -> bool:
         return self._sock is not None
+
+    @property
+    def is_opening(self) -> bool:
+        return self._opening is not None and self._opening.goes_on
 
     @property
     def is_closed(self) -> bool:
@@ -154,40 +123,37 @@ class SyncConnection:
     @property
     def has_more(self) -> bool:
         """Whether more has arrived than the replies that were read: the next one would be taken for another's."""
-        return bool(self._parser.data)
+        return self.is_open and bool(self._parser.data)
 
-    def open(self, login: Login, deadline_us: int) -> None:
-        """Connects and logs in. Raises StoreUnavailable or StoreTimeout."""
-        endpoint = self.endpoint
+    def open(self, login: Login, deadline_us: int) -> int:
+        """Connects and logs in; returns how long the login took. Raises StoreUnavailable, or StoreTimeout: it may be continued
+        while it `is_opening`."""
+        if self._opening is None or self._opening.stale_at_us <= self._now_us():
+            self.abandon()
+            self._opening = Opening(self.endpoint, login, self._parser, self._now_us, deadline_us)
+        opening = self._opening
         try:
-            left = (deadline_us - self._now_us()) / 1e6
-            if left <= 0:
-                raise TimeoutError("timed out")
-            if endpoint.path:
-                self._sock = sock = socket.socket(socket.AF_UNIX)
-                sock.settimeout(left)
-                sock.connect(endpoint.path)
-            else:
-                self._sock = sock = connect_tcp(endpoint, deadline_us, self._now_us)
-            if login.tls is not None:
-                sock.settimeout(max(0.001, (deadline_us - self._now_us()) / 1e6))
-                self._sock = sock = login.tls.context().wrap_socket(sock, server_hostname=endpoint.host or "localhost")
-            sock.setblocking(False)
+            opening.run(deadline_us)
+            self._sock = sock = opening.sock
             self.secure = login.tls is not None
             self._send: Callable[[bytes], int] = sock.send
             self._recv: Callable[[int], bytes] = sock.recv
             self.poll = poll_of(sock)
-            commands, replies = first_commands(login), list[Reply]()
-            self.send(pack(commands), deadline_us)
-            for _ in commands:
-                replies.append(self.receive(deadline_us))
-                check_accepted(replies[-1], endpoint)
-            check_login(replies, endpoint)
+            self._opening = None
+            return opening.round_trip_us
         except BaseException as error:
+            if isinstance(error, StoreTimeout) and opening.goes_on:
+                raise
             self.close()
             if is_from_handler(error):
                 raise
-            raise connect_error(error, endpoint) or error from None
+            raise connect_error(error, self.endpoint) or error from None
+
+    def abandon(self) -> None:
+        """Gives up what has been opened so far."""
+        if self._opening is not None:
+            self._opening.close()
+        self._opening, self._parser = None, Parser()
 
     def send(self, data: bytes, deadline_us: int, record: CallRecord | None = None, due: int = 1) -> None:
         """Writes all of the data, to which so many replies are due. OSError: nothing was sent. With a record, the connection
@@ -278,6 +244,8 @@ class SyncConnection:
                 raise
 
     def close(self) -> None:
+        if self._opening is not None:
+            self._opening.close()
         if self._sock is not None:
             self._sock.close()
         server = self._server()
@@ -337,7 +305,7 @@ class ServerConnections(list[SyncConnection]):
         """Takes back a connection that is not used any more."""
         if connection.generation != self.generation or connection.has_more:
             return connection.close()
-        self.append(connection)
+        self.insert(len(self) if connection.is_open else 0, connection)
         if self.waiting:
             self._serve()
         return None
@@ -493,9 +461,10 @@ class SyncPool:
         server = self.idle(endpoint, login)
         while True:
             connection = server.take(deadline_us)
+            least_us = 0
             try:
                 if not connection.is_open:
-                    connection.open(login, deadline_us)
+                    least_us = connection.open(login, deadline_us)
                 elif connection.poll(0):
                     connection.close()
                     continue
@@ -504,7 +473,11 @@ class SyncPool:
                 if not server.open:
                     raise
                 continue
-            if self._now_us() < deadline_us:
+            except StoreTimeout:
+                if connection.is_opening:
+                    server.put(connection)
+                raise
+            if self._now_us() + least_us < deadline_us:
                 return connection
             server.put(connection)  # for the next caller: a command that has no time left would be charged without an answer
             raise out_of_time(endpoint)
