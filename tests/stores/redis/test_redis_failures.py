@@ -16,6 +16,7 @@ from fault_lab.scheduling_delay import Watch
 from limitkeeper import AsyncLimiter, Limiter, StoreError, StoreTimeout, StoreUnavailable, TokenBucket
 from limitkeeper.clock import SYSTEM
 from limitkeeper.stores.redis import RedisStore
+from servers.proxy import Proxy
 from servers.valkey import Valkey, free_port
 from stand_ins import Loop, driven
 
@@ -209,6 +210,20 @@ def test_a_replica_is_an_error_with_the_remedy(server: Valkey) -> None:
         outcome, _ = timed(lambda: Limiter(HUNDRED, store=store).hit("k"))
         assert isinstance(outcome, StoreUnavailable)
         assert "sentinel" in str(outcome) or "loading" in str(outcome).lower()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_demoted_server_is_left_for_the_one_at_its_address(server: Valkey, mode: str) -> None:
+    """A name or a proxy leads to the new primary, while connections to the old one, now a replica, stay open: no call fails."""
+    with Valkey() as primary, Proxy(server.port) as network, RedisStore(network.url, timeout=AMPLE) as store, Loop() as loop:
+        limiter, tasks = Limiter(HUNDRED, store=store), AsyncLimiter(HUNDRED, store=store)
+        assert limiter.hit("k") if mode == "sync" else loop.call(tasks.hit("k"))
+        network.target = primary.port
+        with server.client() as client:
+            client.replicaof("127.0.0.1", primary.port)
+        for left in (99, 98):
+            assert (limiter.hit("k") if mode == "sync" else loop.call(tasks.hit("k"))).remaining == left
+        assert network.accepted == 2
 
 
 def test_a_server_without_memory_is_an_error_with_the_remedy(server: Valkey, store: RedisStore) -> None:

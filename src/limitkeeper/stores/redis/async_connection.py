@@ -34,6 +34,7 @@ from .resp import (
     check_login,
     connect_error,
     first_commands,
+    is_replica,
     lost,
     not_connected,
     out_of_time,
@@ -246,6 +247,11 @@ class AsyncConnection(asyncio.Protocol):
         if not self.usable:
             self._close_if_done()
 
+    def leave(self) -> None:
+        """Has later callers use a new connection."""
+        self.usable = False
+        self._close_if_done()
+
     def _close_if_done(self) -> None:
         """Closes the connection once nothing is pending."""
         if all(one.done is _ignore for one in self._pending):
@@ -338,7 +344,11 @@ class AsyncConnections:
         outcome: asyncio.Future[Outcome] = self.loop.create_future()
         connection = self.connection(endpoint, login, seconds)
         connection.write(pack(commands), len(commands), self.loop.time() + seconds, resolve(outcome))
-        return await outcome
+        replies = await outcome
+        if isinstance(replies, list) and is_replica(replies):
+            connection.leave()
+            RESOLVER.expire(endpoint.host)
+        return replies
 
     def close(self) -> None:
         if self._starting is not None and not self.loop.is_closed():

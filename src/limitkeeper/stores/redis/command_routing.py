@@ -22,6 +22,7 @@ from ..sans_io import Call, Pause, Plan
 from .address import Address, Endpoint
 from .limit_and_state_codec import Registries
 from .resp import (
+    REPLICA,
     Command,
     NotYet,
     Outcome,
@@ -40,8 +41,9 @@ from .resp import (
 from .script_builder import script_of
 from .script_request import AnyRequest, decode_call, encode_call
 
-#: After an exchange: send again at once, send again after a pause, or leave it as it is (answered or failed).
-AGAIN, LATER, DONE = "again", "later", "done"
+#: After an exchange: send again at once, the same over a new connection (`attempts` times), send again after a pause, or leave it
+#: as it is (answered or failed).
+AGAIN, REOPEN, LATER, DONE = "again", "reopen", "later", "done"
 #: Seconds between two attempts at something that takes a moment: a random part, at least half, of FIRST · 2^n, at most LONGEST.
 FIRST_PAUSE, LONGEST_PAUSE = 0.004, 0.064
 #: Error replies that say that nothing was done, and that it takes a moment.
@@ -133,8 +135,8 @@ class Route:
         yield []
 
     def on_error(self, command: RoutedCommand, error: Exception) -> str:
-        """What to do about an error reply: AGAIN, LATER (again after a pause) or DONE."""
-        return LATER if error_kind(error) in TEMPORARY else DONE
+        """What to do about an error reply: AGAIN, REOPEN, LATER (again after a pause) or DONE."""
+        return LATER if error_kind(error) in TEMPORARY else REOPEN if error_kind(error) in REPLICA else DONE
 
     def on_unreachable(self, endpoint: Endpoint | None) -> None:
         """A server could not be reached."""
@@ -307,7 +309,8 @@ class Route:
             if one.asking:
                 next(replies)
             one.asking, one.reply = False, next(replies)
-        return [self._verdict(one) for one in group]
+        verdicts = [self._verdict(one) for one in group]
+        return [(AGAIN if reconnect else DONE) if verdict == REOPEN else verdict for verdict in verdicts]
 
     def _verdict(self, one: RoutedCommand) -> str:
         if isinstance(one.reply, ReplyError):

@@ -155,6 +155,8 @@ def decode_endpoint(host: bytes | str, port: bytes | int | str) -> Endpoint:
     return Endpoint(host if isinstance(host, str) else host.decode(), int(port))
 
 
+#: Error replies of a replica: nothing was done.
+REPLICA = ("READONLY", "MASTERDOWN")
 _LACKS = "the user lacks a permission: allow +@scripting +@read +@write +@connection +time on the prefix's keys"
 #: Kind of an error reply, or words in it -> what to do about it.
 REMEDIES = {
@@ -192,6 +194,11 @@ def pack(commands: Sequence[Command]) -> bytes:
 def error_kind(error: Exception) -> str:
     """The first word of an error reply."""
     return str(error).split(" ", 1)[0]
+
+
+def is_replica(replies: Sequence[Reply]) -> bool:
+    """Whether a server says that it is a replica. Its name, or a proxy at its address, may lead to the new primary by now."""
+    return any(isinstance(reply, ReplyError) and error_kind(reply) in REPLICA for reply in replies)
 
 
 def unavailable(error: Exception, where: object) -> StoreUnavailable:

@@ -26,6 +26,7 @@ from ...fork import reset_after_fork
 from .. import sans_io
 from ..sans_io import Call, Plan, T, WakeEvent
 from .address import Endpoint, Login
+from .resolver import RESOLVER
 from .resp import (
     SHORT,
     Outcome,
@@ -35,6 +36,7 @@ from .resp import (
     TooManyConnections,
     Unsent,
     connect_error,
+    is_replica,
     lost,
     out_of_time,
     pack,
@@ -453,7 +455,11 @@ class SyncPool:
             replies = [receive(due_us) for _ in commands]
         except StoreError as error:
             return error
-        self.idle(call.target, login).put(connection)
+        server = self.idle(call.target, login)
+        if is_replica(replies):
+            server.close()
+            RESOLVER.expire(call.target.host)
+        server.put(connection)
         return replies
 
     def _take(self, endpoint: Endpoint, login: Login, deadline_us: int) -> SyncConnection:
