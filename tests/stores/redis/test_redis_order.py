@@ -12,6 +12,7 @@ from limitkeeper import AsyncLimiter, Decision, StoreUnavailable, TokenBucket
 from limitkeeper.algorithms.claim import Claim
 from limitkeeper.stores.redis import RedisStore
 from limitkeeper.stores.redis.script_request import DecideOptions, encode_decide
+from servers.proxy import Proxy
 from servers.valkey import Valkey
 
 
@@ -40,6 +41,26 @@ def test_after_a_script_flush_no_caller_is_overtaken(valkey: Valkey, flushes: in
     starts = asyncio.run(main())
     assert starts == sorted(starts)
     assert len(set(starts)) == 400
+
+
+def test_after_a_script_flush_no_batch_waits_for_the_round_trips_of_others(valkey: Valkey) -> None:
+    """Hundreds of batches, in flight and made meanwhile, are repeated in a few round trips: none exceeds its budget."""
+
+    async def main() -> None:
+        with Proxy(valkey.port) as network:
+            async with RedisStore(network.url, prefix="round trips", timeout="10s") as store:
+                limiter = AsyncLimiter(TokenBucket("1/min burst 1000"), store=store)
+                await limiter.hit("k")
+                network.latency, tasks = 0.05, list[asyncio.Task[Decision]]()
+                for number in range(400):
+                    tasks.append(asyncio.create_task(limiter.hit("k")))
+                    await asyncio.sleep(0.001)
+                    if number == 50:
+                        with valkey.client() as client:
+                            client.script_flush()
+                assert [decision.remaining for decision in await asyncio.gather(*tasks)] == list(range(998, 598, -1))
+
+    asyncio.run(main())
 
 
 def test_who_waited_for_a_registration_goes_before_those_that_came_meanwhile(valkey: Valkey) -> None:
@@ -81,7 +102,7 @@ def test_an_earlier_batch_that_fails_later_is_repeated_first(valkey: Valkey) -> 
             batcher._unanswered = 1
             batcher._all_answered.clear()
             for number in (1, 0):
-                batcher._repeat(number, [requests[number]], batcher.deadline())
+                batcher._repeat((number, [requests[number]], batcher.deadline()))
                 await asyncio.sleep(0)
             batcher._unanswered = 0
             batcher._all_answered.set()

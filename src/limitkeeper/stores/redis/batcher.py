@@ -9,12 +9,15 @@ same part of their budgets (none, or what a registration took) share one. It is 
 100 000 tasks take to submit their requests is the loop's, not the server's.
 
 When a server does not know a script, or has closed the connection, the batches that failed are repeated in the order in which
-they were made, after those in flight are answered and before any later one: first come, first served holds then too.
+they were made, after those in flight are answered and before any later one: first come, first served holds then too. The first
+is repeated alone, since it loads the script, or finds the server; the others follow without waiting for one another's replies,
+or batches would come faster than they are repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
@@ -26,7 +29,7 @@ from ..sans_io import LeftOnLoop, Plan, T, finish, start_task
 from .address import Endpoint
 from .async_connection import AsyncConnections
 from .request import AnyRequest
-from .resp import Outcome, Unsent, error_of
+from .resp import Outcome, Unsent, error_of, out_of_time
 
 if TYPE_CHECKING:
     from .server_store import ServerStore
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 MAX_BATCH = 32
 
 Requests = Sequence[AnyRequest]
+#: Its number, its requests, and its deadline.
+Batch = tuple[int, Requests, float]
 
 
 class Batcher:
@@ -49,7 +54,8 @@ class Batcher:
         self._slow: set[asyncio.Task[None]] = set()
         self._sent = 0  # batches sent so far
         self._unanswered = 0
-        self._to_repeat: list[tuple[int, Requests, float]] = []  # number, requests and deadline of batches, as a heap
+        self._to_repeat: list[Batch] = []  # a heap
+        self._to_send: deque[Batch] = deque()  # those made meanwhile, in order
         self._repeating = False
         self._all_answered = asyncio.Event()
         self._shared: dict[Hashable, asyncio.Task[float]] = {}
@@ -151,25 +157,29 @@ class Batcher:
             self.loop.call_soon(self._send_batch)
         if not requests:
             return
+        self._sent += 1
+        self._send((self._sent, requests, deadline))
+
+    def _send(self, batch: Batch) -> None:
+        _, requests, deadline = batch
         try:
             endpoint = self.store.route.direct
-            self._sent += 1
             if endpoint is not None and self.store.route.is_due():
                 self._start(self._confirm(deadline))
             if endpoint is None:
                 self._start(self._run_plan(requests, deadline))
             elif self._repeating:
-                self._repeat(self._sent, requests, deadline)
+                self._to_send.append(batch)
             else:
-                self._execute(endpoint, requests, deadline)
+                self._execute(endpoint, batch)
         except BaseException as error:  # no caller may be left waiting
             _resolve(requests, as_store_error(error, self.store.route.address))
             raise
 
-    def _execute(self, endpoint: Endpoint, requests: Requests, deadline: float) -> None:
+    def _execute(self, endpoint: Endpoint, batch: Batch) -> None:
         """Hot path, without a plan: one write to the only server, whose address is known."""
+        _, requests, deadline = batch
         data, replies, decode = self.store.route.pack_batch(endpoint, requests)
-        number = self._sent
 
         def done(outcome: Outcome) -> None:
             self._unanswered -= 1
@@ -189,16 +199,16 @@ class Batcher:
                 self.store.route.on_unreachable(endpoint)
                 if not isinstance(outcome, Unsent) or self.loop.is_closed():
                     return _resolve(requests, error_of(outcome))
-            return self._repeat(number, requests, deadline)
+            return self._repeat(batch)
 
         timeout = max(0.001, deadline - self.loop.time())
         self.connections.connection(endpoint, self.store.route.login, timeout).write(data, replies, deadline, done)
         self._unanswered += 1
         self._all_answered.clear()
 
-    def _repeat(self, number: int, requests: Requests, deadline: float) -> None:
+    def _repeat(self, batch: Batch) -> None:
         """Has the pending requests of a batch executed by the plan of the topology, in the order of the batches."""
-        heappush(self._to_repeat, (number, requests, deadline))
+        heappush(self._to_repeat, batch)
         if not self._repeating:
             self._repeating = True
             self._start(self._repeat_all())
@@ -212,13 +222,22 @@ class Batcher:
                             await self._all_answered.wait()
                 _, requests, deadline = heappop(self._to_repeat)  # now: an earlier batch may have come meanwhile
                 await self._run_plan(requests, deadline)
+                others = [heappop(self._to_repeat) for _ in range(0 if self._unanswered else len(self._to_repeat))]
+                await asyncio.gather(*[self._run_plan(requests, deadline) for _, requests, deadline in others])
+            self._repeating = False
+            for _ in range(len(self._to_send)):
+                batch = self._to_send.popleft()
+                if batch[2] > self.loop.time():
+                    self._send(batch)
+                else:
+                    _resolve(batch[1], out_of_time(self.store.route.address.endpoints[0]))
         except BaseException as error:
-            for _, requests, _ in self._to_repeat:
+            self._repeating = False
+            for _, requests, _ in (*self._to_repeat, *self._to_send):
                 _resolve(requests, as_store_error(error, self.store.route.address))
             self._to_repeat.clear()
+            self._to_send.clear()
             raise
-        finally:
-            self._repeating = False
 
     def _start(self, work: Coroutine[object, object, None]) -> None:
         task = start_task(work, self.loop)
