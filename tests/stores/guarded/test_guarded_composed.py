@@ -164,6 +164,36 @@ def test_a_guard_around_leases(clock):
     guard.close()
 
 
+@pytest.mark.parametrize("promises", [True, False])
+def test_refusals_that_leases_know_of_are_no_successes_of_a_failed_store(clock, promises):
+    """A key that is known to be exhausted is refused from RAM during an outage, too: calls for others open the breaker all the
+    same, however many of them that key has in between."""
+    behind = FailingStore(MemoryStore(clock=clock), local=promises)
+    guard = GuardedStore(LeasedStore(behind), clock=clock)
+    limiter = Limiter("fixed window 10/h", store=guard)
+    for _ in range(20):
+        limiter.hit("attacker")
+    behind.failing |= ALL
+    for number in range(5):
+        assert {limiter.hit("attacker").source for _ in range(20)} == {"lease"}
+        assert limiter.hit(f"user{number}").source == "open"
+    assert guard.state == "open"
+
+
+@pytest.mark.parametrize("promises", [True, False])
+def test_a_probe_asks_the_store_behind_the_leases(clock, promises):
+    """A probe is not answered by a refusal that leases know of, as if a failed store were back."""
+    behind = FailingStore(MemoryStore(clock=clock), local=promises)
+    guard = GuardedStore(LeasedStore(behind), failures=1, clock=clock)
+    limiter = Limiter("sliding window log 10/h", store=guard)
+    for _ in range(20):
+        limiter.hit("k")
+    behind.failing |= ALL
+    assert limiter.hit("k").source == "lease"
+    assert limiter.hit("k", cost=5).source == "open"
+    assert guard.probe() is False
+
+
 @pytest.mark.parametrize("on_failure", ["open", "closed"])
 def test_a_closed_store_is_no_store_that_fails(tmp_path, on_failure):
     """After close() a guard has no fallback: a call is an error, whatever on_failure is."""

@@ -29,6 +29,9 @@ T = TypeVar("T")
 IDLE = 5.0
 #: How many budgets an abandoned task may go on before it is cancelled; threads can't be.
 GRACE = 500
+#: The options of a probe, which charges nothing. What is to be remembered is asked of the store itself: what leases know says
+#: nothing about it.
+PROBE = {"commit": False, "remember": True}
 
 
 class StartThread(Protocol):
@@ -278,10 +281,10 @@ class DeadlineStore(WrapperStore):
 
     def probe(self, claims: Sequence[Claim]) -> None:
         """Decides without charging, in a worker that is kept for this: it works also when all others hang."""
-        self._perform(Call(self.inner, "decide", (claims, 0), {"commit": False}), probe=True)
+        self._perform(Call(self.inner, "decide", (claims, 0), PROBE), probe=True)
 
     async def aprobe(self, claims: Sequence[Claim]) -> None:
-        await self._aperform(Call(self.inner, "decide", (claims, 0), {"commit": False}), probe=True)
+        await self._aperform(Call(self.inner, "decide", (claims, 0), PROBE), probe=True)
 
     def decide_one(self, named: NamedLimit, key: str, cost: int, max_wait_us: int, commit: bool) -> Decision:
         return self._perform(Call(self.inner, "decide_one", (named, key, cost, max_wait_us, commit)))  # type: ignore[no-any-return]

@@ -13,3 +13,4 @@ cdef class GuardedStore(WrapperStore):
     cdef bint _own_rng
     cdef long long _degraded, _dropped
     cdef object __weakref__
+    cdef Decision _answered(self, Decision decision)

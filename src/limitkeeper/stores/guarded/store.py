@@ -22,7 +22,7 @@ except ModuleNotFoundError:
 
 from ...algorithms.claim import Claim, NamedLimit
 from ...clock import SYSTEM, Clock
-from ...decision import Decision
+from ...decision import STORE, Decision
 from ...errors import ConfigurationError, StoreError, StoreUnavailable
 from ...fork import reset_after_fork
 from ...observe.events import GIVE_BACK_DROPPED, Publisher
@@ -31,7 +31,7 @@ from ..contract import Booking, KeyState, Requests, Store
 from ..sans_io import Call, Plan
 from ..wrapper_store import WrapperStore
 from .breaker import OPEN, Breaker
-from .deadline_store import DeadlineStore, StartThread, start_daemon
+from .deadline_store import PROBE, DeadlineStore, StartThread, start_daemon
 from .fallback import FALLBACK_SOURCES, Fallback, make_fallback
 from .health import StoreHealth
 from .share import Share
@@ -183,6 +183,14 @@ class GuardedStore(WrapperStore):
 
     # Deciding: direct calls, since a plan would cost 0.4 µs ------------------------------------------------------
 
+    @cython.cfunc
+    @cython.inline
+    def _answered(self, decision: Decision) -> Decision:
+        """Counts an answer as a success of the store. A refusal that a lease knows of is none: it is given during an outage."""
+        if decision.allowed or decision.source == STORE:
+            self._breaker.streak += 1
+        return decision
+
     @cython.ccall
     def decide_one(
         self, named: NamedLimit, key: str, cost: cython.longlong, max_wait_us: cython.longlong, commit: cython.bint
@@ -190,8 +198,7 @@ class GuardedStore(WrapperStore):
         if self._breaker.closed or self._health.may_call():
             try:
                 decision: Decision = self._store.decide_one(named, key, cost, max_wait_us, commit)
-                self._breaker.streak += 1
-                return decision
+                return self._answered(decision)
             except StoreError as error:
                 self._health.record_failure(error, [Claim(named, key, 1)])
         self._degraded += 1
@@ -201,8 +208,7 @@ class GuardedStore(WrapperStore):
         if self._breaker.closed or self._health.may_call():
             try:
                 decision: Decision = await self._store.adecide_one(named, key, cost, max_wait_us, commit)
-                self._breaker.streak += 1
-                return decision
+                return self._answered(decision)
             except StoreError as error:
                 self._health.record_failure(error, [Claim(named, key, 1)])
         self._degraded += 1
@@ -230,8 +236,7 @@ class GuardedStore(WrapperStore):
                 decision: Decision = self._store.decide(
                     claims, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us
                 )
-                self._breaker.streak += 1
-                return decision
+                return self._answered(decision)
             except StoreError as error:
                 self._health.record_failure(error, claims)
         self._degraded += 1
@@ -245,8 +250,7 @@ class GuardedStore(WrapperStore):
                 decision: Decision = await self._store.adecide(
                     claims, max_wait_us, commit=commit, remember=remember, not_before_us=not_before_us
                 )
-                self._breaker.streak += 1
-                return decision
+                return self._answered(decision)
             except StoreError as error:
                 self._health.record_failure(error, claims)
         self._degraded += 1
@@ -258,7 +262,8 @@ class GuardedStore(WrapperStore):
         if self._breaker.closed or self._health.may_call():
             try:
                 decisions: list[Decision] = yield Call(self._store, "decide_many", (asks, max_wait_us))
-                self._breaker.streak += 1
+                for decision in decisions:
+                    self._answered(decision)
                 return decisions
             except StoreError as error:
                 self._health.record_failure(error, asks[0])
@@ -373,7 +378,7 @@ class GuardedStore(WrapperStore):
         if isinstance(self._store, DeadlineStore):
             yield Call(self._store, "probe", (claims,))
         else:
-            yield Call(self._store, "decide", (claims, 0), {"commit": False})
+            yield Call(self._store, "decide", (claims, 0), PROBE)
         while self._unregistered:
             self._store.register(self._unregistered[0])
             self._unregistered.pop(0)
