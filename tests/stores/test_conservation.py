@@ -346,8 +346,8 @@ def test_an_interrupted_reservation_of_which_leases_hold_a_part_is_given_back_on
     the rest: no more is left than before."""
     clock = ManualClock(NOON)
     store, (parent,) = leased(clock, 20)
-    one = Limiter({"one": FixedWindow("100/d")}, store=store, name="n")
-    both = Limiter({"one": FixedWindow("100/d"), "two": FixedWindow("100/d")}, store=store, name="n")
+    one = Limiter({"one": TokenBucket("100/d")}, store=store, name="n")
+    both = Limiter({"one": TokenBucket("100/d"), "two": TokenBucket("100/d")}, store=store, name="n")
     assert one.hit("key")
     parent.after = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):

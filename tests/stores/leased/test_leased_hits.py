@@ -364,7 +364,7 @@ def test_a_reset_key_is_as_new_and_has_nothing_in_hand(tally):
     limiter = Limiter("10/h", store=store)
     limiter.hit("a")
     limiter.reset("a")
-    assert sum(bool(limiter.hit("a")) for _ in range(20)) == 10
+    assert sum(bool(limiter.hit("a")) for _ in range(40)) == 10
 
 
 def test_a_queue_is_passed_through(tally):
@@ -382,6 +382,31 @@ def test_a_fixed_window_is_never_left_with_a_batch_of_the_last(tally, clock):
     assert limiter.hit("a")
     clock.advance(0.002)
     assert sum(bool(limiter.hit("a")) for _ in range(200)) == 100
+
+
+@pytest.mark.parametrize("beside", [{}, {"other": TokenBucket("1000/s")}], ids=["alone", "beside a bucket"])
+def test_no_part_of_a_call_in_a_new_window_comes_from_a_batch_of_the_last(clock, beside):
+    """A call for more than is in hand that reaches the parent after the end of the window is charged there as a whole."""
+
+    class Far(MemoryStore):
+        delay = 0.001
+
+        def decide(self, *args, **options):
+            clock.advance(self.delay)
+            return super().decide(*args, **options)
+
+    far = Far(clock=clock)
+    store = LeasedStore(far, lease=20, life="10s")
+    limiter = Limiter({"window": FixedWindow("100/s"), **beside}, store=store)
+    assert limiter.hit("a")
+    store.tend()
+    clock.advance(0.99 - clock.now_us() % 1_000_000 / 1e6)
+    assert store.leased(limiter.named[0], "a") >= 19
+    far.delay = 0.02
+    assert limiter.hit("a", cost={"window": 90})
+    assert clock.now_us() % 1_000_000 < 100_000
+    far.delay = 0
+    assert sum(bool(limiter.hit("a")) for _ in range(40)) == 10
 
 
 def test_remaining_is_never_more_than_hand_and_parent_have(tally):

@@ -305,11 +305,12 @@ class LeasedStore(WrapperStore):
         return (yield from self.decide_rest(terms, lease, claim))
 
     def decide_rest(self, terms: LeaseTerms, lease: Lease | None, claim: Claim) -> Plan[Decision]:
-        """The parent decides about the cost less what is held (of a log about all of it: a charge has one time)."""
+        """The parent decides about the cost less what is held; of a window, a log or a counter about all of it: a charge has one
+        time, and may come after the window in which a batch is held."""
         seen: Seen = (self.cache.generation_of(lease), 0 if lease is None else lease.used)
         sent_us, decision, parts = self.sent_us(), None, []
         try:
-            parts += [] if terms.dated else self.cache.withdraw(lease, claim.cost)
+            parts += self.cache.withdraw(lease, claim.cost) if terms.continuous else []
             asked = self.parent_claims([less(claim, amount_of(parts))])
             decision = yield Call(self.parent, "decide", (asked, 0))
         finally:
@@ -321,11 +322,11 @@ class LeasedStore(WrapperStore):
         return self.observe(terms, lease, claim.key, claim.cost, sent_us, decision, seen)
 
     def return_unusable(self, leases: Sequence[Lease | None]) -> Plan[bool]:
-        """Gives back what a refused call could not spend: expired batches, and those of logs. False: nothing."""
+        """Gives back what a refused call could not spend: expired batches, and all that are not of buckets. False: nothing."""
         cache, now_us, parts = self.cache, self.cache.now_us(), []
         for lease in leases:
             if lease is not None:
-                parts += cache.take_expired(lease, now_us, lease.terms.dated and bool(cache.held(lease)))
+                parts += cache.take_expired(lease, now_us, not lease.terms.continuous and bool(cache.held(lease)))
         yield from self.refill.give_back(parts)
         return bool(parts)
 
@@ -362,7 +363,7 @@ class LeasedStore(WrapperStore):
         seen = self.generations(claims)
         try:
             for claim, lease in zip(claims, leases, strict=True):
-                usable = 0 < claim.cost <= claim.limit.limit.capacity and not (commit and lease and lease.terms.dated)
+                usable = 0 < claim.cost <= claim.limit.limit.capacity and not (commit and lease and not lease.terms.continuous)
                 taken.append(cache.withdraw(lease, claim.cost) if usable and commit else [])
                 held.append(amount_of(taken[-1]) if commit or not usable else cache.held(lease))
             rest = claims
