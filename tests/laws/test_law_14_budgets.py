@@ -624,6 +624,7 @@ SLOW_STORES = {
     "leased": lambda clock, shard: LeasedStore(shard()),
     "leased batches": lambda clock, shard: LeasedStore(shard(), lease=7),
     "sharded": lambda clock, shard: ShardedStore([shard() for _ in range(4)], hot=False, clock=clock),
+    "hot keys": lambda clock, shard: ShardedStore([shard() for _ in range(4)], hot=1, clock=clock),
     "rehashed": lambda clock, shard: ShardedStore([shard() for _ in range(4)], hot=False, on_loss="rehash", clock=clock),
 }
 

@@ -140,8 +140,9 @@ def test_overflow_of_all_shards_is_added_up(make, clock):
     assert limiter.stats().overflow == sharded.overflow
 
 
-def test_a_budget_is_passed_on_to_every_shard(clock):
-    """`answers_within` requests a quarter from each shard, and holds only when all can promise it."""
+@pytest.mark.parametrize("hot", [True, False])
+def test_a_budget_is_passed_on_to_every_shard(clock, hot):
+    """`answers_within` requests a quarter from each shard, whose hot keys may be leased, and holds only when all can promise it."""
 
     class Promising(FarShard):
         asked = 0
@@ -151,7 +152,7 @@ def test_a_budget_is_passed_on_to_every_shard(clock):
             return True
 
     first, second = Promising(clock), Promising(clock)
-    sharded = ShardedStore([first, second], hot=False)
+    sharded = ShardedStore([first, second], hot=hot)
     assert sharded.answers_within(20_000) is True
     later = Promising(clock)
     sharded.add("later", later)

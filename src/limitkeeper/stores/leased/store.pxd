@@ -12,5 +12,5 @@ cdef class LeasedStore(WrapperStore):
     cdef readonly object refill, maintenance, background, make_thread, sleeper
     cdef object derated
     cdef readonly bint parent_time
-    cdef long long budget_us
+    cdef public long long budget_us
     cdef object __weakref__

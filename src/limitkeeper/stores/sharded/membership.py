@@ -201,8 +201,14 @@ class Membership:
         """A quarter of the budget for every call of a shard, and for waiting at a gate: two phases make several calls."""
         self.budget_us = budget_us
         self.pause_us = min(self.pause_us, budget_us // 4)
-        promises = [store.answers_within(budget_us // 4) for store in self.outer_stores()]  # all of them are asked
-        return all(promises)
+        return all([self._keeps_budget(shard) for shard in self.shards.values()])  # all of them are asked
+
+    def _keeps_budget(self, shard: Shard) -> bool:
+        """Whether a shard promises a quarter of the budget for each call. The leases of its hot keys begin none later than after
+        two thirds of a quarter."""
+        if shard.leased is not None and isinstance(shard.leased.store, LeasedStore):
+            shard.leased.store.budget_us = self.budget_us // 4
+        return shard.store.answers_within(self.budget_us // 4)
 
     def lose(self, shard: Shard, error: StoreUnavailable | None) -> None:
         """Handles a shard that can't be reached: raises, or points its slots to the next shards."""
@@ -236,7 +242,7 @@ class Membership:
                 raise ConfigurationError(f"shard {name!r} is remote and all others are local; make a new ShardedStore of them")
             shard = self._make_shard(name, store, weight)
             if self.budget_us:
-                (shard.leased or shard).store.answers_within(self.budget_us // 4)
+                self._keeps_budget(shard)
             for limit in self._registered():
                 self._register_at(limit, shard)
             self.shards = {**self.shards, name: shard}

@@ -88,7 +88,7 @@ class FencedMembership(Membership):
         store = self._offered.pop(member.name, None) or next(iter(self.shards.values())).store.sibling(member.address)
         shard = self._make_shard(member.name, store, member.weight)
         if self.budget_us:
-            (shard.leased or shard).store.answers_within(self.budget_us // 4)
+            self._keeps_budget(shard)
         for limit in self._registered():
             self._register_at(limit, shard)
         return shard
