@@ -116,6 +116,16 @@ def test_a_shard_that_goes_leaves_its_counters_to_the_others(sharded):
     assert len(b) == 0
 
 
+@pytest.mark.parametrize("wrapper", [LeasedStore, GuardedStore])
+def test_shards_behind_other_wrappers_keep_nothing_of_keys_that_have_moved(clock, wrapper):
+    """A shard that is a LeasedStore or a GuardedStore forgets them, without a mark of a reset."""
+    old = MemoryStore(clock=clock)
+    sharded = ShardedStore({"a": wrapper(old)}, hot=False)
+    Limiter("5/h", store=sharded).hit_many(KEYS)
+    sharded.add("b", MemoryStore(clock=clock))
+    assert len(old) == sum(sharded.home_of(key) == "a" for key in KEYS)
+
+
 def test_there_and_back_again(sharded, new):
     """A shard that is added and removed again leaves everything as it was."""
     limiter = Limiter(RULES, store=sharded)

@@ -359,6 +359,10 @@ class GuardedStore(WrapperStore):
         self._require_store()
         yield Call(self.inner, "load", (limit, items))
 
+    def forget(self, claims: Sequence[Claim]) -> None:
+        self._require_store()
+        self.inner.forget(claims)
+
     def _require_store(self) -> None:
         if not self._breaker.closed and not self._health.may_call():
             until_s = self._health.until_probe_us() / 1e6

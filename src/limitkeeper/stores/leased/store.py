@@ -521,6 +521,10 @@ class LeasedStore(WrapperStore):
         finally:
             self.touch(claims)
 
+    def forget(self, claims: Sequence[Claim]) -> None:
+        self.touch(claims, drop=True)
+        self.parent.forget(self.parent_claims(claims))
+
     def items(self, limit: NamedLimit) -> Iterable[KeyState]:
         return self.parent.items(self.cache.terms_of(limit).parent_limit)
 
