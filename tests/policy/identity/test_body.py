@@ -107,6 +107,27 @@ def test_bytes_of_a_form_that_are_not_encoded_have_one_reading_or_share_a_key(bo
     assert email(body, FORM) == value
 
 
+@pytest.mark.parametrize(
+    ("body", "kind", "value"),
+    [
+        (b'{"email": "ann"}', FORM, UNREADABLE),
+        (b'\n {"email": "ann", "x": "&email=ben&"}', FORM, UNREADABLE),
+        ('{"email": "ann"}'.encode("utf-16"), FORM, UNREADABLE),
+        ('{"email": "ann"}'.encode("utf-16-be"), FORM, UNREADABLE),
+        ('{"email": "ann"}'.encode("utf-8-sig"), FORM, UNREADABLE),
+        (b'[{"email": "ann"}]', FORM, UNREADABLE),
+        (b"email={ann}", FORM, "{ann}"),
+        (b'{"email": "ann", "x": "&email=ben&"}', JSON, SEVERAL),
+        (b'{"email": "ann", "x": "&e%6Dail=ben"}', JSON, SEVERAL),
+        (b'{"email": "ann", "x": "%bemail=ben"}' % (b"&" * 1000), JSON, SEVERAL),
+        (b'{"email": "ann", "x": "a&b=c"}', JSON, "ann"),
+    ],
+)
+def test_a_body_that_another_parser_reads_otherwise_shares_a_key(body, kind, value):
+    """Applications parse JSON of any Content-Type (`json.loads(request.body)`), or as forms (Bottle): no type hides a field."""
+    assert email(body, kind) == value
+
+
 @pytest.mark.parametrize("charset", ["utf-7", '"UTF-16"', "iso2022_jp", "utf-8; charset*0=utf-7", "x; Charset=utf-8"])
 @pytest.mark.parametrize("kind", [FORM, "application/json"])
 def test_bodies_in_another_charset_share_one_key(kind, charset):

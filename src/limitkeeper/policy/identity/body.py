@@ -2,7 +2,9 @@
 
 A body is read only for a rule that needs it, at most MAX_BODY bytes of it, and the application reads it again. A request without
 a body, or without the field, lacks the identity. What is not read here (a larger body, another type, a compressed or invalid
-one), the application may still read: all such requests share the key UNREADABLE, so that no client evades its limit.
+one), the application may still read: all such requests share the key UNREADABLE, so that no client evades its limit. So do JSON
+in the name of a form, which many applications parse without a look at the Content-Type, and share SEVERAL bodies of JSON in which
+a parser of forms finds the field (Bottle's reads every type but multipart).
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from .identify import SEVERAL, NamedIdentity, trimmed
 MAX_BODY = 65_536
 UNREADABLE = "unreadable body"
 FORM = "application/x-www-form-urlencoded"
+#: Bytes that may precede JSON: white space, byte order marks, and the zeros of UTF-16 and UTF-32.
+BEFORE_JSON = b" \t\r\n\x00\xef\xbb\xbf\xff\xfe"
 #: The key of a read body in an ASGI scope or a WSGI environ; None there: it was not read to its end.
 BODY = "limitkeeper.body"
 
@@ -37,7 +41,10 @@ class BodyField(NamedIdentity):
         body = request.body()
         if not body:
             return UNREADABLE if body is None else self.default
-        return self._of_json(body) if is_json else self._of_form(body)
+        if not is_json:
+            return UNREADABLE if body.lstrip(BEFORE_JSON)[:1] in (b"{", b"[") else self._of_form(body)
+        in_form = query_values(body.decode("latin-1"), self.name, MAX_BODY)
+        return self._of_json(body) if in_form == (None, False) else SEVERAL
 
     def _of_form(self, body: bytes) -> str | None:
         """Some parsers (python-multipart before 0.0.30) separate fields by `;` too: both readings must agree."""
