@@ -110,8 +110,8 @@ class RequestPart:
 class Cookie(NamedIdentity):
     """A cookie's value. Differences that frameworks ignore (spaces around the name, quotes, escapes in them, percent-encoding) do
     not make another value. A cookie that some of them read and others do not see, or read otherwise, is SEVERAL: all separate
-    cookies by semicolons, commas may be those of several Cookie headers; werkzeug takes `a="; sid=1"` for one cookie, and reads
-    none with a space or a quote within its value."""
+    cookies by semicolons, http.cookies (Bottle) by spaces too, commas may be those of several Cookie headers; werkzeug takes
+    `a="; sid=1"` for one cookie, and reads none with a space or a quote within its value."""
 
     _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
     _plain: re.Pattern[str] = field(init=False, repr=False, compare=False)
@@ -135,9 +135,11 @@ class Cookie(NamedIdentity):
         return trimmed(unquote_cookie(value), self.default)
 
 
-def cookie_pattern(name: str, between: str = ";,", space: str = r"\s*") -> re.Pattern[str]:
-    """Finds the values of a cookie in a Cookie header, as they are written, `between` any of these characters."""
-    return re.compile(rf"(?:^|[{between}]){space}{re.escape(name)}{space}=([^{between}]*)")
+def cookie_pattern(name: str, between: str = "", space: str = r"\s*") -> re.Pattern[str]:
+    """Finds the values of a cookie in a Cookie header, as they are written, `between` any of these characters; by default between
+    all that an application may separate cookies by: semicolons, commas, and spaces before a name (http.cookies)."""
+    before = rf"(?:^|[{between}]){space}" if between else r"(?:^|[;,\s])"
+    return re.compile(rf"{before}{re.escape(name)}{space}=([^{between or ';,'}]*)")
 
 
 def unquote_cookie(value: str) -> str:
