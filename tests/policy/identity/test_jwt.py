@@ -57,9 +57,9 @@ def part(value: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 
 
-@pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER   ", ""])
+@pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER   ", "", "JWT ", "a.b.c ", "Bearer x ", " x\t"])
 def test_a_signed_token_gives_its_claims(verifier, scheme):
-    """With or without the word Bearer before it."""
+    """With or without the word Bearer before it, or others: many applications take the second word, whatever the first is."""
     assert Jwt("sub", verifier).of(bearing(signed(), scheme)) == "ann"
 
 
@@ -381,7 +381,18 @@ def test_the_first_and_the_last_of_several_tokens_count(verifier):
 # Tokens in cookies
 
 
-@pytest.mark.parametrize("cookies", ["token={}", 'a=b; token="{}"', "token={} ;x", "token={}; token=x", "token=a.b.c; token={}"])
+@pytest.mark.parametrize(
+    "cookies",
+    [
+        "token={}",
+        'a=b; token="{}"',
+        "a=b token={} c=d",
+        'token="Bearer {}"',
+        "token={} ;x",
+        "token={}; token=x",
+        "token=a.b.c; token={}",
+    ],
+)
 def test_a_cookie_can_hold_the_token(moment, cookies):
     """Written as applications read it; of several the first and the last count."""
     identity = Jwt("sub", Verifier(PUBLIC, ("RS256",), None, cookie="token", now_us=moment.now_us))

@@ -105,17 +105,17 @@ class Verifier:
         """The claims of a request's token; None: no valid token."""
         value = request.header(self._name) if self._name else None
         claims = None
-        if value and "," not in value:
-            claims = self._claims(bare_token(value))
-        elif value:
+        if value:
             # No token has a comma: these are several header lines, of which an application may take the first or the last.
-            lines = (*value[:MAX_SCANNED].split(",", MAX_LINES)[:MAX_LINES], value.rpartition(",")[2])
-            claims = self._first_valid([bare_token(line.strip()) for line in lines])
+            several = [*value[:MAX_SCANNED].split(",", MAX_LINES)[:MAX_LINES], value.rpartition(",")[2]]
+            lines = several if "," in value else [value]
+            claims = self._first_valid([word for line in lines for word in words_after_scheme(line)])
         if value and claims is None:
             claims = self._claims(without_junk(value))
         for pattern in self._cookies if claims is None else ():
             cookies = pattern.findall(request.header("cookie") or "")
-            claims = self._first_valid([bare_token(unquote_cookie(cookie.strip())) for cookie in cookies[:1] + cookies[1:][-1:]])
+            values = [unquote_cookie(cookie.strip()) for cookie in cookies[:1] + cookies[1:][-1:]]
+            claims = self._first_valid([word for value in values for word in value.split(None, 2)[:2]])
             if claims is not None:
                 break
         return claims
@@ -165,19 +165,17 @@ class MissingVerifier(Verifier):
         return None
 
 
-def bare_token(value: str) -> str:
-    """A header's value without "Bearer"; any whitespace may follow that, as for applications that split the header."""
-    if value[:6].lower() == "bearer":
-        words = value.split(None, 2)
-        return words[1] if len(words) > 1 and len(words[0]) == 6 else value
-    return value
+def words_after_scheme(line: str) -> list[str]:
+    """The words of a header line of which an application may take one for the token: the second, whatever word precedes it (many
+    do not look whether that is "Bearer"), and the last; or its only word."""
+    return [*line.split(None, 2)[:2][-1:], *line.rsplit(None, 1)[-1:]]
 
 
 def without_junk(value: str) -> str:
     """The token of a header without what many libraries ignore in its signature: all that is not base64, such as spaces and
     commas, and all that follows the padding. A client can add it to a valid token. "": there is none, or no token."""
     words = value.split(None, 1)
-    text = words[1] if len(words) > 1 and words[0].lower() == "bearer" else value
+    text = words[1] if len(words) > 1 and "." not in words[0] else value
     signed, _, signature = text.strip().rpartition(".")
     if len(signed) > MAX_LENGTH or _BASE64URL(signature) is not None:
         return ""
