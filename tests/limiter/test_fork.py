@@ -11,7 +11,8 @@ from contextlib import suppress
 
 import pytest
 
-from limitkeeper import AsyncLimiter, Limiter, SharedStore, fork
+from limitkeeper import AsyncLimiter, Limiter, MemoryStore, SharedStore, fork
+from limitkeeper.testing import ManualClock
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork"),
@@ -79,6 +80,42 @@ def test_an_error_of_one_reset_does_not_stop_the_others(capfd, monkeypatch):
     assert in_child(lambda: calls) == "['first', 'second']"
     assert "broken reset" in capfd.readouterr().err
     assert len(kept) == 2
+
+
+class BlockingClock(ManualClock):
+    """Reading it in another thread than the first waits for `go_on`."""
+
+    def __init__(self):
+        super().__init__(1000)
+        self.thread, self.read, self.go_on = threading.get_ident(), threading.Event(), threading.Event()
+
+    def now_us(self):
+        if threading.get_ident() != self.thread:
+            self.read.set()
+            self.go_on.wait(30)
+        return super().now_us()
+
+
+@pytest.mark.parametrize("collects", [True, False], ids=["collector on", "collector off"])
+@pytest.mark.parametrize("kind", ["memory", "shared"])
+def test_a_child_collects_garbage_as_its_parent_did(kind, collects, tmp_path):
+    """A fork in the middle of a change of another thread, during which the collector is off, leaves it as it was before."""
+    clock = BlockingClock()
+    store = MemoryStore(clock=clock) if kind == "memory" else SharedStore(tmp_path / "limits", clock=clock)
+    limiter = Limiter("1/h", store=store)
+    thread = threading.Thread(target=limiter.reset, args=["u"])
+    try:
+        if not collects:
+            gc.disable()
+        thread.start()
+        assert clock.read.wait(30)
+        assert not gc.isenabled()
+        assert in_child(gc.isenabled) == str(collects)
+    finally:
+        clock.go_on.set()
+        thread.join()
+        assert gc.isenabled() == collects
+        gc.enable()
 
 
 def test_a_reservation_belongs_to_the_process_that_made_it(tmp_path):

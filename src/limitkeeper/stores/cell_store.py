@@ -21,7 +21,7 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms import all_of
     from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
-    from cython.cimports.limitkeeper.algorithms.constants import PLAIN, REFUSED, WAS_RESET
+    from cython.cimports.limitkeeper.algorithms.constants import REFUSED, WAS_RESET
     from cython.cimports.limitkeeper.algorithms.limit import I64, Answer, Limit, State
     from cython.cimports.limitkeeper.clock import SystemClock
     from cython.cimports.limitkeeper.decision import Decision, Decisions
@@ -30,7 +30,7 @@ if cython.compiled:
 else:
     from ..algorithms import all_of
     from ..algorithms.claim import Claim, NamedLimit
-    from ..algorithms.constants import PLAIN, REFUSED, WAS_RESET
+    from ..algorithms.constants import REFUSED, WAS_RESET
     from ..algorithms.limit import I64, Answer, Limit, State
     from ..clock import SystemClock, monotonic_us
     from ..decision import Decision, Decisions
@@ -46,7 +46,7 @@ from ..algorithms.limit import StateData
 from ..clock import SYSTEM, Clock
 from ..decision import STORE
 from ..errors import ConfigurationError
-from ..fork import reset_after_fork
+from ..fork import reset_after_fork, uncollected
 from .contract import Booking, Claims, KeyState, bounded_wait_us, checked, only_claims
 from .several_rates_per_key import UnitStates
 
@@ -158,12 +158,10 @@ class CellStore(CellRates):
     ) -> cython.int:
         """Decides one limit for one key and sets the fields of `decision`; allocates nothing but a new cell."""
         limit: Limit = handle.limit
-        if PLAIN and gc.isenabled():  # a new cell and a log's entry allocate: no finaliser may run and change them as well
-            try:
-                gc.disable()  # in the `try`: a signal handler may raise after any call
-                return CellStore.decide_cell(self, decision, handle, key, cost, max_wait_us, commit, now_us)
-            finally:
-                gc.enable()
+        if not cython.compiled:  # noqa: SIM102 - as in `begin` of a shared store
+            if gc.isenabled():  # a new cell and a log's entry allocate: no finaliser may run and change them as well
+                args = (self, decision, handle, key, cost, max_wait_us, commit, now_us)
+                return uncollected(CellStore.decide_cell, *args)  # type: ignore[no-any-return]
         tick: I64 = limit.tick
         now: I64 = now_us // tick
         max_wait: I64 = 0
@@ -219,12 +217,10 @@ class CellStore(CellRates):
         i: cython.Py_ssize_t
         claim: Claim
         n: cython.Py_ssize_t = len(claims)
-        if PLAIN and gc.isenabled():  # as in `decide_cell`
-            try:
-                gc.disable()
-                return CellStore.charge(self, claims, max_wait_us, commit, now_us, not_before_us)
-            finally:
-                gc.enable()
+        if not cython.compiled:  # noqa: SIM102 - as in `decide_cell`
+            if gc.isenabled():
+                args = (self, claims, max_wait_us, commit, now_us, not_before_us)
+                return uncollected(CellStore.charge, *args)  # type: ignore[no-any-return]
         while True:
             full: cython.bint = False
             for i in range(n):  # whatever has to be made first may run Python
@@ -324,12 +320,6 @@ class CellStore(CellRates):
     @cython.cfunc
     def give_back_one(self, claim: Claim, charged_at: I64, now_us: I64) -> cython.int:
         """Returns 0, and does nothing, when the key was reset since the charge."""
-        if gc.isenabled():  # as in `decide_cell`: restoring the states of other rates allocates in both builds
-            try:
-                gc.disable()
-                return CellStore.give_back_one(self, claim, charged_at, now_us)
-            finally:
-                gc.enable()
         handle: LimitHandle = self.handle_of(claim.named)
         limit: Limit = handle.limit
         known: cython.bint = claim.undoable
@@ -375,11 +365,11 @@ class CellStore(CellRates):
     def give_back(self, claims: Sequence[Claim], charged_at: int = -1, source: str = STORE) -> bool:
         asked = list(claims)
         only_claims(asked)
-        self.begin()
-        try:
-            return self.give_back_all(asked, charged_at, self.now()) > 0 or not asked
-        finally:
-            self.end()
+        # Restoring the states of other rates allocates: no finaliser may run and change them as well.
+        return self.run_locked(uncollected, self.given_back, asked, charged_at) > 0 or not asked
+
+    def given_back(self, claims: list[Claim], charged_at: int) -> int:
+        return self.give_back_all(claims, charged_at, self.now())
 
     @property
     def can_rebook(self) -> bool:
@@ -546,19 +536,6 @@ class CellStore(CellRates):
         self._lock = threading.RLock()
         if not cython.compiled and type(self).end is CellStore.end:
             self.end = self._lock.release  # type: ignore  # a signal handler may raise where a function begins
-
-
-@cython.annotation_typing(False)
-def uncollected(call: Callable[..., Any], *args: object) -> Any:
-    """Calls something while neither the garbage collector nor a finaliser runs. A signal handler that raises, which it may after
-    any call, does not leave the collector disabled."""
-    collecting = gc.isenabled()
-    try:
-        gc.disable()
-        return call(*args)
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def turnover_us(limit: Limit) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from ..algorithms.limit import Limit, StateData
 from ..algorithms.sliding_log import new_log, prune, read_log
 from ..errors import ConfigurationError
+from ..fork import uncollected
 
 #: Cells checked for each one inserted, and for a key that is new to a full store.
 CHECKS_PER_INSERT, CHECKS_WHEN_FULL = 4, 512
@@ -186,11 +187,7 @@ class Table:
         """Checks the next `budget` cells and removes those whose state equals that of an unseen key. At the end of the table,
         what is left of the budget; before, −1."""
         if gc.isenabled():  # a finaliser that decides would remove cells meanwhile
-            try:
-                gc.disable()  # in the `try`: a signal handler may raise after any call
-                return self.sweep(budget, now_us)
-            finally:
-                gc.enable()
+            return uncollected(self.sweep, budget, now_us)  # type: ignore[no-any-return]
         while budget > 0 and self._unchecked > 0 and self._cells:
             budget -= 1
             self._unchecked -= 1
@@ -259,11 +256,7 @@ class Table:
     def items(self) -> list[tuple[str, list[tuple[int, StateData]]]]:
         """(key, [(unit, state), …]) of every key."""
         if gc.isenabled():  # as in `sweep`
-            try:
-                gc.disable()
-                return self.items()
-            finally:
-                gc.enable()
+            return uncollected(self.items)  # type: ignore[no-any-return]
         return [(key, self.states_of(cell)) for key, cell in list(self._cells.items())]
 
     def unit_of(self, limit: Limit) -> int:

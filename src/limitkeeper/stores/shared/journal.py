@@ -25,6 +25,7 @@ import os
 from collections.abc import Generator
 from contextlib import suppress
 from functools import cache
+from threading import get_ident
 from typing import Any
 
 try:
@@ -39,6 +40,7 @@ if cython.compiled:
 else:
     from ...algorithms.limit import I64
     from ...clock import monotonic_us
+    from ...fork import PAUSING
     from . import layout as lay
     from .mapped_file import allocate_space
 
@@ -71,6 +73,8 @@ else:
                 file_lock.acquire(deadline_us)
                 store.cached_key = None
                 is_collecting = gc.isenabled()
+                if is_collecting:
+                    PAUSING.add(get_ident())
                 gc.disable()  # a finaliser that decides would move cells
             store.depth += 1
             is_deeper = True
@@ -95,6 +99,7 @@ else:
                         finally:
                             if is_collecting:
                                 gc.enable()
+                                PAUSING.discard(get_ident())
                 if store.closing:
                     store.close()
 

@@ -45,8 +45,9 @@ else:
 
 from ...clock import Clock
 from ...errors import ConfigurationError, StoreError
+from ...fork import uncollected
 from ...rate import MAX_COUNT, Duration, duration_us
-from ..cell_store import turnover_us, uncollected
+from ..cell_store import turnover_us
 from ..several_rates_per_key import UnitStates
 from ..store_hash import FileHash
 from .cell_table import LONGEST_KEY, shortened
@@ -518,8 +519,7 @@ class SharedStore(CellStore):
         self.sweep_inserted(now_us)
 
     def pairs(self, handle: LimitHandle) -> list[tuple[str, UnitStates]]:
-        found: dict[str, UnitStates] = {}
-        end = self.table.get(lay.HIGH)
+        found, end = dict[str, UnitStates](), self.table.get(lay.HIGH)
         while end > 0:  # in parts: other processes wait for the lock meanwhile; from the last cell on, because cells move down
             items, end = uncollected(self.run_locked, self._items_before, handle, end)
             found.update(items)
