@@ -12,10 +12,14 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from functools import wraps
 from itertools import count
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 from weakref import WeakValueDictionary
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ForkAware(Protocol):
@@ -41,18 +45,29 @@ def call_after_fork(function: Callable[[], None]) -> None:
     _functions.append(function)
 
 
-def uncollected(call: Callable[..., Any], *args: object) -> Any:
+def uncollected(call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Calls something while neither the garbage collector nor a finaliser runs. A signal handler that raises, which it may after
     any call, does not leave the collector disabled."""
     if not gc.isenabled():
-        return call(*args)
+        return call(*args, **kwargs)
     try:
         PAUSING.add(get_ident())
         gc.disable()
-        return call(*args)
+        return call(*args, **kwargs)
     finally:
         gc.enable()
         PAUSING.discard(get_ident())
+
+
+def whole(method: Callable[P, T]) -> Callable[P, T]:
+    """A method during which no finaliser runs: one that comes back (a generator that is collected gives its reservation back)
+    would change the object in the middle of a change, in the thread that has locked it."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return uncollected(method, *args, **kwargs)  # type: ignore[no-any-return]
+
+    return call
 
 
 def _in_child() -> None:

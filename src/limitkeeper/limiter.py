@@ -25,6 +25,7 @@ from .algorithms.no_key import NO_KEY
 from .decision import Decision, Decisions
 from .decorators import CostArgument, KeyArgument, limited, misplaced_argument, refuse_limit_options, refuse_rate_as_key
 from .errors import ConfigurationError, RateLimited, StoreError
+from .fifo_gate import AsyncEvent, Event, FifoGate
 from .limiter_base import Cost, Key, LimiterBase, checked_cost, is_off
 from .observe.events import GIVE_BACK_FAILED, OVERFLOW, WAITED
 from .rate import Duration, duration_us
@@ -32,7 +33,7 @@ from .reservation import AsyncReservation, PendingReservation, Reservation
 from .stores import Store
 from .stores.sans_io import Call, CallToEnd, Plan, WakeEvent, arun, run
 from .stores.urls import open_store
-from .wait_queue import BEGUN, AsyncEvent, Event, FifoGate, Waiter, WaitQueue, of_loop, refunded, sleeper_us, wait_queue_of
+from .wait_queue import BEGUN, Waiter, WaitQueue, of_loop, refunded, sleeper_us, wait_queue_of
 
 #: The compiled method, unbound: `super().hit` makes an awaited hit a fifth slower.
 _hit = LimiterBase.hit

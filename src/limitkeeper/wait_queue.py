@@ -10,9 +10,6 @@ There is one queue per store, because limiters of one name share their state.
 All that leave a remote store in one iteration of an event loop leave in one call. It is sent when the decisions in progress on
 their keys are answered: a start behind it that is not known yet would keep the server from giving anything back. Decisions that
 begin later are held back for it, for two round trips at most, and it never waits for them: there may always be one.
-
-FifoGate is for limits that can't reserve (the sliding window counter), one queue per key: the first waiter decides again after
-`retry_after`, the others wait until they are first.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import asyncio
 import itertools
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 
@@ -30,7 +27,7 @@ from .algorithms.constants import WAS_RESET
 from .clock import ServerClock, SystemClock
 from .decision import Decision
 from .errors import StoreError
-from .fork import call_after_fork, reset_after_fork
+from .fork import call_after_fork, reset_after_fork, whole
 from .future_charges import FutureCharges
 from .stores.contract import Booking, Store, charges_of
 from .stores.sans_io import Call, Plan, T, arun, run, start_task
@@ -44,15 +41,6 @@ LOOKAHEAD = 100
 #: Seconds for which a new decision is held back so that a call that gives back can precede it: twice as long as the last one
 #: took, at least and at most this.
 HOLD, LONGEST_HOLD = 0.02, 0.25
-
-
-class AsyncEvent(asyncio.Event):
-    """An event that a plan can wait for."""
-
-    await_ = asyncio.Event.wait
-
-
-Event = threading.Event | AsyncEvent
 
 
 class Waiter:
@@ -256,6 +244,7 @@ class WaitQueue:
         """Those of the running loop."""
         return of_loop(self._departures, asyncio.get_running_loop(), Departures)
 
+    @whole
     def join(self, waiter: Waiter) -> None:
         """Adds a waiter in order of starts; removes reservations at the front whose start has passed. Two other keys are checked
         too, in rotation: reservations for a key that is never waited for again would stay for ever."""
@@ -266,7 +255,7 @@ class WaitQueue:
             vacant: list[Waiter] = []
             begun_us = waiter.until_us - wait_us
             checked = set(waiter.pairs)
-            with suppress(RuntimeError):  # a finaliser or a signal handler has made or cancelled a reservation just now
+            with suppress(RuntimeError):  # a signal handler has made or cancelled a reservation just now
                 checked.update(itertools.islice(self._waiters, 2))
             queues = [self._waiters.get(pair, ()) for pair in checked]
             past = [other for queue in queues for other in itertools.takewhile(lambda other: other.is_past(begun_us), queue)]
@@ -291,18 +280,21 @@ class WaitQueue:
                 for other in vacant:
                     other.is_last = False
 
+    @whole
     def find(self, claims: Sequence[Claim]) -> Waiter | None:
         """The waiter that was made of these claims, if it still waits."""
         with self.lock:
             queues = [self._waiters.get((claim.limit.identity, claim.key), ()) for claim in claims]
             return next((waiter for queue in queues for waiter in queue if waiter.own_claims is claims), None)
 
+    @whole
     def done(self, waiter: Waiter) -> None:
         """Removes a waiter whose start has come, or that was settled: its caller gets the claims of its charge."""
         with self.lock:
             waiter.own_claims[:] = waiter.claims
             self._remove([waiter])
 
+    @whole
     def _remove(self, waiters: Sequence[Waiter]) -> None:
         gone = {id(waiter) for waiter in waiters}
         with self.lock:
@@ -369,6 +361,7 @@ class WaitQueue:
             if departures.call is asyncio.current_task():  # cancelled before its call
                 departures.send()
 
+    @whole
     def _vacate(self, store: Store, waiters: Sequence[Waiter]) -> None:
         """Moves up all behind those that leave, if they are of one kind: those that leave have the last starts then."""
         if not store.can_rebook:
@@ -408,6 +401,26 @@ class WaitQueue:
         wake_next(queues[0])
 
     def _leave(self, store: Store, waiters: Sequence[Waiter]) -> Plan[None]:
+        behind, bookings, apart = self._remove_and_book(store, waiters)
+        if bookings:
+            decisions: Sequence[Decision | None] = ()
+            try:
+                decisions = yield Call(store, "rebook", ([booking for _, booking in bookings],))
+            finally:
+                self._move_up([waiter for waiter, _ in bookings], decisions, store, behind)
+            if gone := [waiter for waiter in behind if waiter.is_gone]:
+                yield from self._leave(store, gone)
+        for waiter in sorted(apart, key=by_charge, reverse=True):
+            for claims, start_us, source in waiter.charges():
+                if not (yield Call(store, "give_back", (claims, start_us, source))):
+                    for claim in claims:
+                        claim.reset_id = WAS_RESET
+
+    @whole
+    def _remove_and_book(
+        self, store: Store, waiters: Sequence[Waiter]
+    ) -> tuple[list[Waiter], list[tuple[Waiter, Booking]], list[Waiter]]:
+        """Removes those that leave. Those behind them, which move up; the bookings with which they do; who gives back alone."""
         with self.lock:
             self._remove(waiters)
             for waiter in waiters:
@@ -423,26 +436,11 @@ class WaitQueue:
             if behind or (len(apart) > 1 and store.can_rebook):
                 last, apart = [*waiters, *behind], []
             bookings = self._bookings(last, {id(waiter) for waiter in behind})
+            if len(bookings) < 2:
+                return [], [], apart + last
             for waiter in behind:
                 waiter.kind = id(waiter)
-        if len(bookings) > 1:
-            decisions: Sequence[Decision | None] = ()
-            try:
-                decisions = yield Call(store, "rebook", ([booking for _, booking in bookings],))
-            finally:
-                with self.lock:
-                    self._move_up([waiter for waiter, _ in bookings], decisions, store)
-                    for waiter in behind:
-                        waiter.kind = kind_of(waiter.claims, waiter.decision)
-            if gone := [waiter for waiter in behind if waiter.is_gone]:
-                yield from self._leave(store, gone)
-        else:
-            apart += last
-        for waiter in sorted(apart, key=by_charge, reverse=True):
-            for claims, start_us, source in waiter.charges():
-                if not (yield Call(store, "give_back", (claims, start_us, source))):
-                    for claim in claims:
-                        claim.reset_id = WAS_RESET
+            return behind, bookings, apart
 
     def _mark_begun(self, leaving: Sequence[Waiter], behind: Sequence[Waiter], store: Store) -> None:
         """Has the claims that are given back say where no other charge is to come."""
@@ -462,17 +460,23 @@ class WaitQueue:
             for claims, start_us, source in one.charges()
         ]
 
-    def _move_up(self, order: Sequence[Waiter], decisions: Sequence[Decision | None], store: Store) -> None:
-        again = [(waiter, decision) for waiter, decision in zip(order, decisions, strict=False) if decision is not None]
-        arrivals = sorted(waiter.arrival for waiter, _ in again)  # they were charged again in this order
-        for (waiter, decision), arrival in zip(again, arrivals, strict=True):
-            waiter.arrival, waiter.decision = arrival, decision
-            waiter.until_us = sleeper_us(store, decision) + decision.wait_us
-            self._later.add(waiter.claims, decision)
-        for pair in set[Pair]().union(*(waiter.pairs for waiter in order)):
-            queue = self._waiters.get(pair, [])
-            queue.sort(key=by_start)
-            wake_next(queue)
+    @whole
+    def _move_up(
+        self, order: Sequence[Waiter], decisions: Sequence[Decision | None], store: Store, behind: Sequence[Waiter]
+    ) -> None:
+        with self.lock:
+            again = [(waiter, decision) for waiter, decision in zip(order, decisions, strict=False) if decision is not None]
+            arrivals = sorted(waiter.arrival for waiter, _ in again)  # they were charged again in this order
+            for (waiter, decision), arrival in zip(again, arrivals, strict=True):
+                waiter.arrival, waiter.decision = arrival, decision
+                waiter.until_us = sleeper_us(store, decision) + decision.wait_us
+                self._later.add(waiter.claims, decision)
+            for pair in set[Pair]().union(*(waiter.pairs for waiter in order)):
+                queue = self._waiters.get(pair, [])
+                queue.sort(key=by_start)
+                wake_next(queue)
+            for waiter in behind:
+                waiter.kind = kind_of(waiter.claims, waiter.decision)
 
     def _behind(self, waiters: Sequence[Waiter]) -> list[Waiter]:
         """The waiters charged later (or with a later start, where it is not known when those that leave were charged) that share
@@ -521,6 +525,7 @@ class WaitQueue:
             for _, failed in leaving:
                 failed(error)
 
+    @whole
     def waiting(self, identities: set[Identity], keys: set[str] | None = None) -> int:
         """The number of callers that sleep for one of these limits (and keys)."""
         with self.lock:
@@ -545,42 +550,6 @@ def wait_queue_of(store: Store) -> WaitQueue:
             store.wait_queue = store.wait_queue or queue  # a finaliser may have been quicker
         found: WaitQueue = store.wait_queue
         return found
-
-
-class FifoGate:
-    """Queues of waiters by key, in order of arrival; only the first of a queue may decide, the others wait for their event."""
-
-    def __init__(self) -> None:
-        self._reset_after_fork()
-        reset_after_fork(self)
-
-    def _reset_after_fork(self) -> None:
-        """Starts empty."""
-        self.lock = threading.RLock()
-        self._queues: dict[Hashable, deque[Event]] = {}
-
-    def enter(self, key: Hashable, event: Event) -> bool:
-        """Adds a waiter's event to the queue of a key; True if it is the first."""
-        with self.lock:
-            queue = self._queues.setdefault(key, deque())
-            queue.append(event)
-            return queue[0] is event
-
-    def leave(self, key: Hashable, event: Event) -> None:
-        """Removes a waiter's event and wakes the one that is first then. Called again after an interrupt it completes that."""
-        with self.lock:
-            queue = self._queues.get(key) or deque([event])
-            is_behind = event in queue and queue[0] is not event
-            if event in queue:
-                queue.remove(event)
-            if not queue:
-                self._queues.pop(key, None)
-            elif not is_behind:
-                queue[0].set()
-
-    def waiting(self, key: Hashable = None) -> int:
-        with self.lock:
-            return sum(len(queue) for name, queue in self._queues.items() if key is None or name == key)
 
 
 def _after_fork() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import random
 import sys
 import threading
 from collections import OrderedDict
@@ -9,6 +11,7 @@ from contextlib import suppress
 
 import pytest
 
+from effort import scaled
 from interrupts import interrupted_at
 from limitkeeper import Limiter, MemoryStore, RateLimited
 from limitkeeper.testing import ManualClock
@@ -69,7 +72,7 @@ def test_a_signal_handler_may_use_the_limiter_that_it_interrupts():
 
 
 def test_a_handler_may_reserve_while_another_reservation_looks_at_other_keys():
-    """A finaliser or a handler that reserves just when `join` reads which keys to check leaves both reservations as they are."""
+    """A handler that reserves just when `join` reads which keys to check leaves both reservations as they are."""
     limiter = Limiter("1/h burst 1", store=MemoryStore(clock=StillClock(1000)))
     keys = [f"k{number}" for number in range(5)]
     for key in (*keys, "last"):
@@ -88,3 +91,53 @@ def test_a_handler_may_reserve_while_another_reservation_looks_at_other_keys():
     assert limiter.reserve("last").wait == 3600
     assert not keys
     assert limiter.waiting() == 0
+
+
+class Streamed:
+    """A response that holds a reservation while it is streamed, in a cycle with its generator: the collector ends it."""
+
+    def __init__(self, limiter, cost):
+        self.lines = self.stream(limiter.reserve("u", cost))
+        next(self.lines)
+
+    def stream(self, reservation):
+        try:
+            yield self
+        finally:
+            reservation.cancel()
+
+
+@pytest.mark.parametrize("costs", [[1], [1, 2]], ids=["one cost", "two costs"])
+def test_reservations_that_are_cancelled_by_the_collector_leave_the_others_in_order(costs):
+    """Generators with reservations, collected at any allocation while other reservations come and leave: those that stay start
+    in order, none before its bucket admits it."""
+    rng, threshold = random.Random(4), gc.get_threshold()
+    try:
+        for number in range(scaled(500, 200)):
+            gc.disable()
+            limiter = Limiter("token bucket 1/s burst 3", store=MemoryStore(clock=StillClock(1000)))
+            limiter.hit("u", 3)
+            stay, leave = [], []
+            for _ in range(8):
+                kind = rng.choice([stay, leave, None])
+                cost = rng.choice(costs)
+                if kind is None:
+                    Streamed(limiter, cost)
+                else:
+                    kind.append((limiter.reserve("u", cost), cost))
+            gc.set_threshold(rng.randrange(2, 300), 1000, 1000)
+            gc.enable()
+            for reservation, _ in leave:
+                assert reservation.cancel()
+                stay.append((limiter.reserve("u", 1), 1))
+            gc.disable()
+            gc.collect()
+            stay.append((limiter.reserve("u", 1), 1))
+            charged = 0
+            for reservation, cost in stay:
+                charged += cost
+                assert reservation.wait >= charged, number
+            assert limiter.waiting() == 0
+    finally:
+        gc.set_threshold(*threshold)
+        gc.enable()

@@ -24,11 +24,12 @@ from ..concurrency import Dependencies, Dependency
 from ..concurrency.dependency_rate_caps import parse_cap
 from ..decision import Decision
 from ..errors import ConfigurationError, RateLimited, StoreError
+from ..fifo_gate import AsyncEvent, Event, FifoGate
 from ..limiter import AsyncLimiter, Limiter
 from ..rate import Duration, duration_us
 from ..stores import MemoryStore, Store
 from ..stores.sans_io import Call, Plan, WakeEvent, arun, run
-from ..wait_queue import AsyncEvent, Event, FifoGate, of_loop
+from ..wait_queue import of_loop
 from .adaptive_throttle import AdaptiveThrottle
 from .errors import ClientClosed, RetriesExhausted, Throttled
 from .learned_quota import ONE_REQUEST, Costs, LearnedQuota
