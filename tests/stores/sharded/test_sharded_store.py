@@ -142,7 +142,7 @@ def test_overflow_of_all_shards_is_added_up(make, clock):
 
 @pytest.mark.parametrize("hot", [True, False])
 def test_a_budget_is_passed_on_to_every_shard(clock, hot):
-    """`answers_within` requests a quarter from each shard, whose hot keys may be leased, and holds only when all can promise it."""
+    """`answers_within` requests a quarter from each shard, whose hot keys may be leased, and holds when all can promise it."""
 
     class Promising(FarShard):
         asked = 0

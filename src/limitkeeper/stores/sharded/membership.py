@@ -201,7 +201,8 @@ class Membership:
         """A quarter of the budget for every call of a shard, and for waiting at a gate: two phases make several calls."""
         self.budget_us = budget_us
         self.pause_us = min(self.pause_us, budget_us // 4)
-        return all([self._keeps_budget(shard) for shard in self.shards.values()])  # all of them are asked
+        promises = [self._keeps_budget(shard) for shard in self.shards.values()]  # all of them are asked
+        return all(promises)
 
     def _keeps_budget(self, shard: Shard) -> bool:
         """Whether a shard promises a quarter of the budget for each call. The leases of its hot keys begin none later than after

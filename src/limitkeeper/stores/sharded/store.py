@@ -291,8 +291,8 @@ class ShardedStore(WrapperStore):
     # Plans, for sync and async callers ---------------------------------------------------------------------------
 
     def plan_left(self, called: bool = False) -> Left | None:
-        """The last call of a plan begins after seven twelfths of the budget; half, when a call was made before the plan. It takes a
-        quarter, and on leases two thirds of one more."""
+        """The last call of a plan begins after seven twelfths of the budget; half, when a call was made before the plan. It takes
+        a quarter, and on leases two thirds of one more."""
         return left_of(0.5 if called else 0.583, self.membership.budget_us, self._clock)
 
     def run_plan(self, plan: Plan[T], called: bool = False) -> T:
