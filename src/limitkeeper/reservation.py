@@ -36,6 +36,7 @@ class Charge:
     ) -> None:
         self._limiter, self._key, self._cost, self._claims = limiter, key, cost, claims
         self._waiter, self._decision = waiter, decision
+        self._waits = waiter is not None  # for its start
         self._arrival = max([claim.number for claim in claims], default=0) or BEGUN
         self._process, self._cancelled = os.getpid(), False
         self._undecided = [None] if decision else []  # emptied by the first settle or cancel
@@ -43,7 +44,8 @@ class Charge:
 
     @property
     def decision(self) -> Decision:
-        """The decision; its start may move up while the caller waits, when an earlier waiter leaves."""
+        """The decision; its start may move up while the caller waits, when an earlier waiter leaves. Of a store that is far away
+        the caller learns that later, also after the start."""
         return self._waiter.decision if self._waiter is not None else self._decision
 
     @property
@@ -87,7 +89,7 @@ class Charge:
             if claim.limit.name in used:
                 change = claim.cost - checked_cost(used[claim.limit.name])  # 0 asks whether the key was reset
                 one = Claim(claim.limit, claim.key, change, claim.cost, claim.reset_id)
-                states = claim.remembered() if claim.limit.limit.sums_later_starts and self._waiter is not None else None
+                states = claim.remembered() if claim.limit.limit.sums_later_starts and self._waits else None
                 if states is not None:  # of a charge that is still to come: what is left of it stays where it was
                     one.remember(*states, claim.charged_at())
                 found.append(one)
@@ -99,13 +101,14 @@ class Charge:
             return False
         if change and [claim.cost for claim in change] == [claim.cost for claim in self._claims]:
             return (yield from self._give_all_back())  # which restores the states before the charge where that is possible
-        arrival = self._arrival
-        if self._waiter is not None:
-            self._limiter._queue.done(self._waiter)
-            arrival = self._waiter.arrival
+        whole, arrival = self._waiter, self._arrival
+        if whole is not None:
+            if self._waits:
+                self._limiter._queue.done(whole)
+            arrival = whole.arrival
         if not change or self._free:
             return True
-        waiter = Waiter(change, self.decision, None, arrival)
+        waiter = Waiter(change, self.decision, None, arrival, whole=whole)
         return (yield from self._limiter._give_up(waiter, self._key, self._cost, self.decision))
 
     def _cancel(self) -> Plan[bool]:
@@ -135,16 +138,16 @@ class Charge:
         another thread or task: nothing is charged then. After an exception the caller cancels."""
         if not self._decision:
             raise RateLimited(self._decision)
-        if (waiter := self._waiter) is not None:  # None meanwhile: another thread cancels
-            self._decision = yield from self._limiter._wait(waiter, self._key, self._cost, loop)
-            self._arrival, self._waiter = waiter.arrival, None
+        if (waiter := self._waiter) is not None and self._waits:  # None meanwhile: another thread cancels
+            yield from self._limiter._wait(waiter, self._key, self._cost, loop)
+            self._waits = False
         if self._cancelled:
             raise CancelledError("the reservation was cancelled before its start")
         return self
 
     def _left_us(self) -> int:
         """Microseconds until the start, which may have moved up."""
-        return 0 if self._waiter is None else self._waiter.left_us(sleeper_us(self._limiter.store))
+        return self._waiter.left_us(sleeper_us(self._limiter.store)) if self._waiter is not None and self._waits else 0
 
 
 class Reservation(Charge):

@@ -48,8 +48,8 @@ class Waiter:
     and a function that wakes the caller, who sleeps until `alarm_us`, when the start has moved up."""
 
     # fmt: off
-    __slots__ = ("alarm_us", "arrival", "asleep", "claims", "deadline_us", "decision", "interrupted", "is_gone", "is_last",
-                 "kind", "loop", "own_claims", "pairs", "until_us", "wake")
+    __slots__ = ("alarm_us", "arrival", "asleep", "claims", "deadline_us", "decision", "interrupted", "is_last", "kind",
+                 "leaving", "loop", "own_claims", "pairs", "until_us", "wake", "whole")
     # fmt: on
 
     def __init__(
@@ -59,6 +59,7 @@ class Waiter:
         deadline_us: int | None,
         arrival: int | None = None,
         until_us: int = 0,
+        whole: Waiter | None = None,
     ) -> None:
         if arrival is None:  # the order in which charges were made
             arrival = max([claim.number for claim in claims], default=0) or next(charge_numbers)
@@ -68,10 +69,10 @@ class Waiter:
         self.decision, self.deadline_us = decision, deadline_us
         self.own_claims = claims  # those of its caller
         self.pairs = pairs_of(claims)
-        self.asleep = False
-        self.interrupted = False  # its wait ends with CancelledError
+        self.asleep = self.interrupted = False  # interrupted: its wait ends with CancelledError
         self.is_last = False  # it leaves, and all that wait behind it have moved up
-        self.is_gone = False  # it has left during a call that moves it, which gives it back then
+        self.whole = whole  # that has the charge of which this is a part, and its start
+        self.leaving: Waiter | None = None  # it, or a part of it: left during a call that moves it, which gives it back then
         self.wake: Callable[[], None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # in which it sleeps; None: in a thread
         self.kind = kind_of(claims, decision)
@@ -95,6 +96,16 @@ class Waiter:
 
     def start(self) -> tuple[int, Sequence[Claim], Decision, int]:
         return self.arrival, self.claims, self.decision, self.until_us
+
+    def leaves_later(self) -> bool:
+        """Whether a call moves its charge, and gives it back then. A part of a charge has the start of that."""
+        whole = self.whole or self
+        if self.decision is not whole.decision:
+            self.arrival, self.decision = whole.arrival, whole.decision
+            for claim in self.claims:
+                claim.forget_charge()  # the states before and after it were those of the former start
+        whole.leaving = self if whole.is_moving() else None
+        return whole.leaving is not None
 
     def move_to(self, start: tuple[int, Sequence[Claim], Decision, int]) -> None:
         """Takes a start, and the charge made for it."""
@@ -408,8 +419,8 @@ class WaitQueue:
                 decisions = yield Call(store, "rebook", ([booking for _, booking in bookings],))
             finally:
                 self._move_up([waiter for waiter, _ in bookings], decisions, store, behind)
-            if gone := [waiter for waiter in behind if waiter.is_gone]:
-                yield from self._leave(store, gone)
+                if left := [waiter.leaving for waiter in behind if waiter.leaving is not None]:
+                    yield from self._leave(store, left)
         for waiter in sorted(apart, key=by_charge, reverse=True):
             for claims, start_us, source in waiter.charges():
                 if not (yield Call(store, "give_back", (claims, start_us, source))):
@@ -423,9 +434,7 @@ class WaitQueue:
         """Removes those that leave. Those behind them, which move up; the bookings with which they do; who gives back alone."""
         with self.lock:
             self._remove(waiters)
-            for waiter in waiters:
-                waiter.is_gone = waiter.is_moving()
-            waiters = [waiter for waiter in waiters if not waiter.is_gone]
+            waiters = [waiter for waiter in waiters if not waiter.leaves_later()]
             last = [waiter for waiter in waiters if waiter.is_last]
             apart = [waiter for waiter in waiters if not waiter.is_last]
             behind = self._behind([waiter for waiter in waiters if max((claim.cost for claim in waiter.claims), default=0) > 0])

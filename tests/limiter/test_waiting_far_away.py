@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from effort import effort
-from limitkeeper import AsyncLimiter, Decision, Limiter, MemoryStore, StoreTimeout, TokenBucket
+from limitkeeper import AsyncLimiter, Decision, FixedWindow, Limiter, MemoryStore, SlidingWindowLog, StoreTimeout, TokenBucket
 from limitkeeper.simulate.virtual_time import SimulatedClock, VirtualTimeLoop, run_virtual
 from limitkeeper.stores.sans_io import finish
 from limitkeeper.testing import ManualClock
@@ -79,6 +79,40 @@ def test_a_quarter_that_leaves_costs_no_throughput_however_far_the_store_is(roun
     assert run_virtual(main()) >= 0.95 * 1000
 
 
+@pytest.mark.asyncio_only(reason="on an event loop of its own")
+@pytest.mark.parametrize("enters", [True, False], ids=["after its start", "before its start"])
+@pytest.mark.parametrize("used", [0, 1])
+def test_a_call_that_moves_up_meanwhile_gives_back_its_own_entry(enters: bool, used: int) -> None:
+    """The first of three leaves. Before the reply the second is settled; the third has taken its start and keeps its entry."""
+
+    async def main() -> None:
+        store, now = FarStore(0.6), asyncio.get_running_loop().time
+        limiter, near = AsyncLimiter(SlidingWindowLog("3/s"), store=store), store.inner
+        asking = [asyncio.ensure_future(limiter.reserve("k", cost)) for cost in (1, 2, 1)]  # decided at 0.3
+        for _ in range(3):
+            assert near.decide(limiter.claims("k"))
+            await asyncio.sleep(0.1)
+        first, second, third = await asyncio.gather(*asking)
+        assert [round(now() + one._left_us() / 1e6, 3) for one in (first, second, third)] == [1.0, 1.2, 2.0]
+        await asyncio.sleep(0.65 - now())
+        leaving = asyncio.ensure_future(first.cancel())  # executed at 0.95, answered at 1.25
+        if enters:
+            await second.__aenter__()
+            assert round(now(), 3) == 1.2
+        else:
+            await asyncio.sleep(0.5)
+        assert await second.settle(used)
+        assert await leaving
+        await asyncio.sleep(1)
+        begun_us = near.now_us() - round(now() * 1e6)
+        [(_, ([*entries], *_))] = near.items(limiter.named[0])
+        late = [((moment - begun_us) / 1e6, cost) for moment, cost in entries if moment > begun_us + 500_000]
+        assert late == [(1.1, 1)] * used + [(1.2, 1)]
+        assert not used or second.decision.start_us == begun_us + 1_100_000
+
+    run_virtual(main())
+
+
 class LosingStore(WrappedStore):
     """A remote store that executes every call, and loses its replies to those that give back while `loses`."""
 
@@ -94,6 +128,33 @@ class LosingStore(WrappedStore):
         if self.loses:
             raise StoreTimeout("the reply is lost")
         return answer
+
+
+class InterruptedStore(WrappedStore):
+    """A remote store whose first call that moves waiters up is not executed: it fails after `meanwhile`."""
+
+    can_rebook, meanwhile = True, staticmethod(lambda: None)
+
+    def rebook(self, bookings: Any) -> list[Any]:
+        if "rebook" not in self.calls:
+            self._noted("rebook")
+            self.meanwhile()
+            raise StoreTimeout("rebook: nobody answers")
+        return list(self.inner.rebook(bookings))
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_a_call_that_a_failed_call_would_have_moved_up_gives_back_all_the_same(used: int) -> None:
+    """The first of three leaves by a call that fails. Another thread settles the second meanwhile: that gives back its charge."""
+    clock = ManualClock(NOON)
+    store = InterruptedStore(MemoryStore(clock=clock))
+    limiter = Limiter(FixedWindow("10/s"), store=store)
+    assert limiter.hit("k", 10)
+    first, second, third = [limiter.reserve("k", cost) for cost in (1, 2, 3)]
+    store.meanwhile = lambda: second.settle(used)  # type: ignore[assignment]
+    assert first.cancel()
+    clock.advance(third.wait)
+    assert limiter.peek("k").remaining == 10 - 1 - used - 3
 
 
 STEPS = st.one_of(
