@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ..algorithms import FixedWindow, LeakyBucket, LeakyBucketQueue, Limit, SlidingWindowCounter, SlidingWindowLog, TokenBucket
-from ..limiter import Limits
+from ..limiter import Limiter, Limits
 from ..stores.contract import Store
 from ..stores.memory import MemoryStore
 from . import ManualClock
@@ -480,3 +480,13 @@ class StoreContract:
             new.limiter.store.load(new.limiter.named[0], list(old.limiter.store.items(old.limiter.named[0])))
             old.last = new.last = None
             assert new.play(later) == old.play(later)
+
+    def test_keys_of_a_rate_are_listed_under_it(self) -> None:
+        """`rate_items` lists the keys on which a rate was used, and no key that its name does not have."""
+        with self.make_store(ManualClock(START)) as store:
+            one, other = (Limiter({"api": TokenBucket("1/h", burst=burst)}, store, "api") for burst in (5, 10))
+            one.hit_many(["a", "b"])
+            other.hit("c")
+            for limiter, keys in ((one, {"a", "b"}), (other, {"c"})):
+                (named,) = limiter.named
+                assert keys <= {key for key, _ in store.rate_items(named)} <= {key for key, _ in store.items(named)}

@@ -171,6 +171,14 @@ class Membership:
         """The store of each shard, or the LeasedStore around it, which passes on deadlines and closing."""
         return [(shard.leased or shard).store for shard in self.shards.values()]
 
+    def items(self, limit: NamedLimit, of_rate: bool = False) -> Iterable[KeyState]:
+        """The items of a limit that are at home on their shard, of shards that are not lost; `of_rate`: the `rate_items`."""
+        for shard in self.shards.values():
+            if shard.name not in self.lost:
+                store, named = shard.store, self.router.limit_at(limit, shard)
+                found = store.rate_items(named) if of_rate else store.items(named)
+                yield from [(key, state) for key, state in found if self.router.find(key) is shard]
+
     def register(self, limit: NamedLimit) -> None:
         rates = self._limits.setdefault(limit.identity, {})
         rates[limit] = rates.get(limit, 0) + 1

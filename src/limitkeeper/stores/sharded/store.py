@@ -579,10 +579,10 @@ class ShardedStore(WrapperStore):
         await self._run_in_thread(self.membership.rebalance, handoff, progress)
 
     def items(self, limit: NamedLimit) -> Iterable[KeyState]:
-        for shard in self.membership.shards.values():
-            if shard.name not in self.membership.lost:
-                found = shard.store.items(self.router.limit_at(limit, shard))
-                yield from [(key, state) for key, state in found if self.router.find(key) is shard]
+        return self.membership.items(limit)
+
+    def rate_items(self, limit: NamedLimit) -> Iterable[KeyState]:
+        return self.membership.items(limit, of_rate=True)
 
     def release(self, leaving: Callable[[str], bool]) -> None:
         for store in self.membership.outer_stores():
