@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from limitkeeper import ConfigurationError, InvalidCost, MemoryStore, RateLimited, RedisStore, StoreUnavailable
 from limitkeeper.client import BudgetSpent, SpendGuard
 from limitkeeper.observe.prometheus import LimitkeeperCollector
-from limitkeeper.testing import ManualClock
+from limitkeeper.testing import ManualClock, use_clock
 from stand_ins import NOON
 
 
@@ -208,3 +208,15 @@ def test_a_call_that_is_interrupted_at_the_alert_spends_nothing(spend):
     with pytest.raises(KeyboardInterrupt):
         spend(guard, "8")
     spend(guard, "10")
+
+
+def test_a_guard_of_a_module_follows_the_clock_of_a_test(spend):
+    """A guard that was made before `use_clock` has a new budget, and an alert, on each day of that clock."""
+    guard, alerts = SpendGuard("10", unit="1"), []
+    guard.events.on("alert", alerts.append)
+    with use_clock(clock := ManualClock(NOON)):
+        for days in (1, 2):
+            spend(guard, "9")
+            assert (guard.remaining, len(alerts)) == (1, days)
+            clock.advance(86_400)
+            assert guard.remaining == 10

@@ -66,13 +66,15 @@ class SpendGuard:
         self._alerts = LimiterPair({"alert": FixedWindow(1, per=per)}, self._pair.sync.store, f"{name}.alert")
         spent = (count * Decimal(str(alert))).to_integral_value(ROUND_CEILING)
         self._mark = int(count - spent)  # an alert when no more than this is left
-        self._clock = self._pair.sync.store.clock
         self._left, self._reset_us, self._alerted_us = int(count), 0, 0
         self._counted = {ALERT: 0, REFUSED: 0}
         self.events = Publisher(BUDGET_KINDS)
 
     def __repr__(self) -> str:
         return f"<SpendGuard {self.name!r}: {self.remaining} of {self.amount} left>"
+
+    def _now_us(self) -> int:
+        return self._pair.sync.store.clock.now_us()  # which `testing.use_clock` changes
 
     @property
     def amount(self) -> Decimal:
@@ -81,7 +83,7 @@ class SpendGuard:
     @property
     def remaining(self) -> Decimal:
         """What is left of this window, as of the last call of this process."""
-        return self.amount if self._clock.now_us() >= self._reset_us else self.unit * max(0, self._left)
+        return self.amount if self._now_us() >= self._reset_us else self.unit * max(0, self._left)
 
     def units(self, amount: object) -> int:
         """An amount in whole units, rounded up."""
@@ -109,7 +111,7 @@ class SpendGuard:
         except RateLimited as refusal:
             self._count(REFUSED, units, refusal.decision)
             raise BudgetSpent(refusal.decision) from None
-        decision, now_us = charge.decision, self._clock.now_us()
+        decision, now_us = charge.decision, self._now_us()
         if units:
             self._left, self._reset_us = decision.remaining, now_us + decision.reset_us
         if units and self._left <= self._mark and now_us >= self._alerted_us:
