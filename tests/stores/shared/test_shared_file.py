@@ -432,6 +432,23 @@ def test_a_file_that_can_not_be_renewed_after_a_restart_is_let_go_of(path, monke
         assert Limiter("10/h", store=store).peek("a").remaining == 6
 
 
+@pytest.mark.parametrize("header", ["none", "not ready"])
+def test_a_file_whose_header_did_not_reach_the_disk_is_made_again(path, header):
+    """The machine stops soon after a file was created: its size and some pages were written, its header not, or as it was before
+    the file was ready. The next process starts with an empty file."""
+    with SharedStore(path, max_keys=50) as store:
+        Limiter("5/h", store=store).hit_many([f"user:{n}" for n in range(50)], cost=5)
+    with open(path, "r+b") as file:
+        if header == "none":
+            file.write(bytes(layout.HEADER * 8))
+        else:
+            file.seek(layout.READY * 8)
+            file.write(bytes(8))
+    with SharedStore(path, max_keys=50) as store:
+        assert len(store) == 0
+        assert {one.remaining for one in Limiter("5/h", store=store).hit_many([f"user:{n}" for n in range(50)])} == {4}
+
+
 def test_time_does_not_go_back_over_a_restart(path, monkeypatch):
     """When the wall clock is behind after a restart, the file's time continues from where it was."""
     with SharedStore(path) as store:

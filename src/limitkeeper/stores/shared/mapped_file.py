@@ -104,10 +104,11 @@ class MappedFile:
     # Making ----------------------------------------------------------------------------------------------------
 
     def _is_unmade(self) -> bool:
-        """Whether the file is empty, or the process that created it died before it was ready."""
+        """Whether the file is empty, the process that created it died before it was ready, or its header has not reached the disk
+        before the machine stopped."""
         found = os.pread(self.fd, at.HEADER * 8, 0)
-        if not found:
-            return True
+        if not found.strip(b"\0"):
+            return os.fstat(self.fd).st_size in (0, self.plan.end * 8)
         return found[:8] == at.MAGIC_TEXT and found[at.READY * 8 :][:8] == bytes(8)
 
     def _make(self) -> None:
@@ -123,6 +124,7 @@ class MappedFile:
         self._stamp(words, 0)
         words[at.MAGIC] = int.from_bytes(at.MAGIC_TEXT, "little")
         try:
+            os.ftruncate(self.fd, 0)  # of a file that was made, pages may have reached the disk without its header
             os.pwrite(self.fd, words, 0)
             os.ftruncate(self.fd, self.plan.end * 8)
             failed = allocate_space(self.fd, 0, self.plan.cells * 8)
