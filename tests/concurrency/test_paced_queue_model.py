@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from effort import scaled
+from interrupts import interrupted_at
 from limitkeeper import MemoryStore, RateLimited
 from limitkeeper.concurrency.paced_queue import Entry, PacedQueue
 from limitkeeper.testing import ManualClock
@@ -84,3 +85,25 @@ class PacedQueueMachine(RuleBasedStateMachine):
 TestPacedQueue = PacedQueueMachine.TestCase
 TestPacedQueue.settings = settings(max_examples=scaled(60), stateful_step_count=30, deadline=None)
 pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.parametrize("call", ["put", "put_nowait", "get", "remove", "clear"])
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "after a wait"])
+def test_an_interrupt_at_any_moment_leaves_a_queue_that_works(call: str, waits: bool) -> None:
+    """A signal handler raises at any moment of a call: the units are those of the items, and the next calls have their turns."""
+    number, going = 0, True
+    while going:
+        number += 1
+        queue: PacedQueue[str] = PacedQueue("5/s", CAPACITY, "model", MemoryStore(clock=ManualClock(1000)))
+        queue.put_nowait("first", 2)
+        if waits:
+            queue.put_nowait("second")
+            queue.get()
+        arguments = ("one more", 3) if "put" in call else ()
+        going = interrupted_at(number, lambda: getattr(queue, call)(*arguments))  # noqa: B023
+        assert queue.units == sum(entry.cost for entry in queue._entries), number
+        assert queue._put_turn.in_use == queue._get_turn.in_use == 0, number
+        queue.put("last", CAPACITY - queue.units)
+        while queue.get() != "last":
+            pass
+    assert number > 5

@@ -292,8 +292,18 @@ class Bulkhead(PlaceContext):
             self._queue.pop(waiter, None)
             if waiter.granted:
                 waiter.granted = False
-                self.in_use -= 1
+                if self.in_use > 0:
+                    self.in_use -= 1
+                else:  # it was taken before a fork
+                    self._inherited -= 1
             self._grant()
+
+    def take(self, waiter: PlaceWaiter) -> None:
+        """As `acquire`, for a caller that gives the place back by `_abandon`, whatever it was interrupted at."""
+        self._wait(waiter)
+
+    async def atake(self, waiter: PlaceWaiter) -> None:
+        await self._await(waiter)
 
     def _grant(self) -> None:
         """Gives free places to the first waiters. The order of the steps matters where the garbage collector closes a waiter, or

@@ -203,7 +203,7 @@ class DistributedBulkhead(PlaceContext):
             raise BulkheadFull(self.name, self.max_concurrent, "is full")
         try:
             try:
-                yield Call(self, "await_turn", (turn,))
+                yield Call(self._gate, "take", (turn,))
                 yield from self._ask_until(deadline_us)
             finally:
                 try:
@@ -320,13 +320,6 @@ class DistributedBulkhead(PlaceContext):
         return place
 
     # Waiting ---------------------------------------------------------------------------------------------------
-
-    def await_turn(self, turn: PlaceWaiter) -> None:
-        """Until this caller is the first of the process."""
-        self._gate._wait(turn)
-
-    async def aawait_turn(self, turn: PlaceWaiter) -> None:
-        await self._gate._await(turn)
 
     def pause(self, seconds: float) -> None:
         """Until this process releases a place, at most so long."""

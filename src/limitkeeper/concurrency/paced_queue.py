@@ -151,13 +151,19 @@ class PacedQueue(Generic[T]):
 
     def _put(self, cost: int, entry: Entry[T] | None, loop: asyncio.AbstractEventLoop | None) -> Plan[None]:
         """Waits until so many units have room, and puts the entry if there is one."""
-        yield Call(self._put_turn, "acquire")
+        turn = PlaceWaiter(loop)
         try:
+            yield Call(self._put_turn, "take", (turn,))
             while (waiter := self._offer(cost, entry, loop)) is not None:
                 yield waiter
         finally:
-            self._putter, self._wanted = None, 0
-            self._put_turn.release()
+            if turn.granted:
+                self._putter, self._wanted = None, 0
+            try:
+                self._put_turn._abandon(turn)
+            except BaseException:  # of a signal handler: no other putter would have its turn
+                self._put_turn._abandon(turn)
+                raise
 
     def _offer(self, cost: int, entry: Entry[T] | None, loop: asyncio.AbstractEventLoop | None) -> PlaceWaiter | None:
         with self._lock:
@@ -173,8 +179,8 @@ class PacedQueue(Generic[T]):
         if self.closed:
             raise QueueClosed(self.name)
         if entry is not None:
+            self.units += entry.cost  # first: a signal handler may raise after any call
             self._entries.append(entry)
-            self.units += entry.cost
             self._wake(self._getter)
 
     def _refusal(self, cost: int, retry_us: int, reset_us: int) -> RateLimited:
@@ -196,8 +202,9 @@ class PacedQueue(Generic[T]):
         return await arun(self._get(asyncio.get_running_loop()))
 
     def _get(self, loop: asyncio.AbstractEventLoop | None) -> Plan[T]:
-        yield Call(self._get_turn, "acquire")
+        turn = PlaceWaiter(loop)
         try:
+            yield Call(self._get_turn, "take", (turn,))
             while True:
                 while isinstance(first := self._first(loop), PlaceWaiter):
                     yield first
@@ -217,7 +224,11 @@ class PacedQueue(Generic[T]):
                         yield from charge._settle(entry.cost)
                     return entry.item
         finally:
-            self._get_turn.release()
+            try:
+                self._get_turn._abandon(turn)
+            except BaseException:  # as in `_put`
+                self._get_turn._abandon(turn)
+                raise
 
     def _first(self, loop: asyncio.AbstractEventLoop | None) -> Entry[T] | PlaceWaiter:
         """The first entry, or a waiter that is woken when there may be one."""
@@ -262,13 +273,14 @@ class PacedQueue(Generic[T]):
         with self._lock:
             if not self._entries:
                 raise CancelledError
-            entry = self._entries.popleft()
-            self.units -= entry.cost
+            entry = self._entries[0]
             interval_us = self._interval_us(entry.cost)
             self._leaving_until_us = charge.decision.start_us + interval_us
             self._earliest_us = self.limiter.store.now_us() + int(SHORTEST_GAP * interval_us)
             self._charge = None
             self._wake(self._putter)
+            self.units -= entry.cost
+            self._entries.popleft()
             return entry
 
     def _wake(self, reference: weakref.ref[PlaceWaiter] | None) -> None:
@@ -284,8 +296,8 @@ class PacedQueue(Generic[T]):
             entry = entry or first
             if entry is None or entry not in self._entries:
                 return None
-            self._entries.remove(entry)
             self.units -= entry.cost
+            self._entries.remove(entry)
             self._wake(self._putter)
             if entry is first:
                 self._interrupt()
@@ -295,8 +307,8 @@ class PacedQueue(Generic[T]):
         """Removes all items and returns them; a start that a getter waits for is given back."""
         with self._lock:
             items = [entry.item for entry in self._entries]
-            self._entries.clear()
             self.units = 0
+            self._entries.clear()
             self._wake(self._putter)
             self._interrupt()
             return items
