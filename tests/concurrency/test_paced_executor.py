@@ -282,6 +282,20 @@ def test_a_shaper_without_a_reference_drains_and_ends_its_threads(held, eventual
     assert begun == [0, 1]
 
 
+def test_a_worker_that_could_not_be_started_is_started_by_the_next_call(begun):
+    """Where the system has no room for a thread `submit` raises its error; once it has, all calls run, and the shaper ends."""
+    shaper = Shaper("1000/s", store=MemoryStore(clock=ManualClock()))
+    size = threading.stack_size(1 << 46)
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            shaper.submit(begun.append, 1)
+    finally:
+        threading.stack_size(size)
+    shaper.submit(begun.append, 2).result(30)
+    shaper.shutdown()
+    assert begun == [1, 2]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 def test_a_forked_child_starts_with_an_empty_queue(python):
     """After a fork the child has none of the parent's calls, and can submit its own."""

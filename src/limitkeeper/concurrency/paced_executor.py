@@ -139,8 +139,9 @@ class Shaper(Executor):
         with self._lock:
             if len(self._threads) < self.workers:
                 name = f"limitkeeper {self._queue.name} {len(self._threads)}"
-                self._threads.append(threading.Thread(target=_work, args=(self._queue,), name=name, daemon=True))
-                self._threads[-1].start()
+                thread = threading.Thread(target=_work, args=(self._queue,), name=name, daemon=True)
+                thread.start()  # there may be no room for one more
+                self._threads.append(thread)
 
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1, **more: Any
