@@ -19,6 +19,7 @@ from effort import effort, scaled
 from fault_lab.scheduling_delay import Watch
 from limitkeeper import AsyncLimiter, Limiter, SlidingWindowLog, StoreError, StoreUnavailable, TokenBucket
 from limitkeeper.clock import SYSTEM
+from limitkeeper.stores.contract import Booking
 from limitkeeper.stores.redis import RedisStore
 from limitkeeper.stores.redis.cluster import slot_of
 from limitkeeper.testing import ManualClock, StoreContract
@@ -297,6 +298,26 @@ def test_waiters_in_several_slots_that_leave_together_let_those_behind_move_up(c
             assert [one.wait for one in waiting[3:]] == [2.0] * 3 + [5.0] * 3  # not 3 and 6
 
     asyncio.run(main())
+
+
+def test_however_many_over_several_slots_leave_one_round_trip_gives_them_back(cluster: Cluster) -> None:
+    """The number of those that leave in one turn grows with the time of a round trip, so it must not take one for each."""
+    one, other, _ = apart(cluster)
+    with fresh(cluster) as store:
+        limiter = Limiter({"user": HUNDRED, "tenant": HUNDRED}, store=store)
+        key = {"user": one, "tenant": other}
+        bookings = []
+        for _ in range(20):
+            claims = limiter.claims(key)
+            bookings.append(Booking(claims, store.decide(claims, remember=True).start_us, 0, 0, False))
+        plan, steps = store.plan_rebook(bookings), 0
+        with suppress(StopIteration):
+            sent = next(plan)
+            while True:
+                steps += 1
+                sent = plan.send(store.pool.exchange(sent, SYSTEM.now_us() + 60_000_000))
+        assert steps == 1
+        assert [part.remaining for part in limiter.peek(key).decisions] == [100, 100]
 
 
 def test_logs_of_several_slots_get_back_what_was_charged(cluster: Cluster) -> None:

@@ -22,6 +22,7 @@ from ...decision import Decision
 from ...rate import Duration
 from ..contract import Booking, bounded_wait_us, checked
 from ..sans_io import Plan
+from ..two_phase_decision import Group
 from . import script_request
 from .address import read_url
 from .cluster import Cluster, CrossSlotDecision, groups_of
@@ -150,9 +151,12 @@ class RedisStore(ServerStore):
 
     def _give_back_by_slot(self, claims: Claims, charged_at: int, given_us: int | None) -> Plan[bool]:
         groups = groups_of(self.names, claims)
-        requests = [script_request.GiveBackRequest(self.names, one.claims, charged_at, given_us) for one in groups]
+        requests = self._give_backs(groups, charged_at, given_us)
         yield from self.route.execute_all(requests)
         return not claims or any(request.answer for request in requests)  # no claims: every limit was skipped
+
+    def _give_backs(self, groups: Sequence[Group], charged_at: int, given_us: int | None) -> list[script_request.GiveBackRequest]:
+        return [script_request.GiveBackRequest(self.names, one.claims, charged_at, given_us) for one in groups]
 
     def plan_rebook(self, bookings: Sequence[Booking]) -> Any:
         claims, given_us = [claim for booking in bookings for claim in booking.claims], self.given_us()
@@ -164,18 +168,23 @@ class RedisStore(ServerStore):
         or keep their starts."""
         found: list[Decision | None] = [None] * len(bookings)
         by_slot: dict[Any, list[int]] = {}
+        backs: list[tuple[Booking, list[script_request.GiveBackRequest]]] = []  # all in one round trip, however many leave
         for at in reversed(range(len(bookings))):
             booking = bookings[at]
             groups = groups_of(self.names, booking.claims)
             if len(groups) == 1:
                 by_slot.setdefault(groups[0].place, []).append(at)
-            elif not booking.stays and not (yield from self._give_back_by_slot(booking.claims, booking.charged_at, given_us)):
+            elif not booking.stays:
+                backs.append((booking, self._give_backs(groups, booking.charged_at, given_us)))
+        yield from self.route.execute_all([request for _, some in backs for request in some])
+        for booking, some in backs:
+            if not any(request.answer for request in some):
                 script_request.mark_as_reset(booking.claims)
         places = [some[::-1] for some in by_slot.values() if not all(bookings[at].stays for at in some)]
         requests = [script_request.RebookRequest(self.names, [bookings[at] for at in some], given_us) for some in places]
         yield from self.route.execute_all(requests)
-        for some, request in zip(places, requests, strict=True):
-            for at, decision in zip(some, request.answer, strict=True):
+        for ats, request in zip(places, requests, strict=True):
+            for at, decision in zip(ats, request.answer, strict=True):
                 found[at] = decision
         return found
 
