@@ -21,6 +21,7 @@ import math
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -294,6 +295,20 @@ def ain_time(perform: Callable[[Call], Awaitable[T]], left: LeftOnLoop) -> Calla
         return await perform(call)
 
     return check
+
+
+def together(plans: Sequence[Plan[T]]) -> Plan[list[T | StoreError]]:
+    """Makes plans of one list of calls each as one list. A StoreError takes the place of the answer of a plan that fails."""
+    lists, found = [next(plan) for plan in plans], list[T | StoreError]()
+    answers = iter((yield list(chain.from_iterable(lists))))  # type: ignore[arg-type]
+    for plan, calls in zip(plans, lists, strict=True):
+        try:
+            plan.send(list(islice(answers, len(calls))))  # type: ignore[arg-type]
+        except StopIteration as end:
+            found.append(end.value)
+        except StoreError as error:
+            found.append(error)
+    return found
 
 
 def attempt_all(calls: Sequence[Call], attempt: Callable[[Call], object]) -> list[object]:

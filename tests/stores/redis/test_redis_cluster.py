@@ -309,7 +309,7 @@ def test_however_many_over_several_slots_leave_one_round_trip_gives_them_back(cl
         bookings = []
         for _ in range(20):
             claims = limiter.claims(key)
-            bookings.append(Booking(claims, store.decide(claims, remember=True).start_us, 0, 0, False))
+            bookings.append(Booking(claims, store.decide(claims, remember=True).start_us, 0, False))
         plan, steps = store.plan_rebook(bookings), 0
         with suppress(StopIteration):
             sent = next(plan)

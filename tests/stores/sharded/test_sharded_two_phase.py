@@ -21,6 +21,8 @@ from limitkeeper import (
     StoreTimeout,
     StoreUnavailable,
 )
+from limitkeeper.stores.contract import Booking
+from limitkeeper.stores.sans_io import perform_call, run
 from limitkeeper.stores.sharded import ShardedStore
 from limitkeeper.testing import ManualClock
 from virtual_time import VirtualClock
@@ -67,6 +69,22 @@ def test_what_one_refuses_none_has_charged(make, sharded, shards, keys, narrow):
     assert (bool(refused), refused.name) == (False, narrow)
     assert [bool(part) for part in refused.decisions] == [name != narrow for name in limits]
     assert [sorted(sharded.items(one)) for one in limiter.named] == before
+
+
+def test_however_many_on_several_shards_leave_one_step_gives_them_back(make, sharded, keys):
+    """The number of those that leave in one turn grows with the time of a call, so it must not take one call after the other."""
+    limiter, bookings, steps = make({"user": "1/h burst 20", "tenant": "1/h burst 30"}, store=sharded), [], []
+    for _ in range(20):
+        claims = limiter.claims(keys)
+        bookings.append(Booking(claims, sharded.decide(claims, remember=True).start_us, 0, False))
+
+    def perform_all(calls):
+        steps.append(len(calls))
+        return [perform_call(call._replace(target=call.target.store)) for call in calls]
+
+    run(sharded.plan_rebook(bookings), perform_all=perform_all)
+    assert steps == [40]
+    assert remaining(limiter, keys) == [20, 30]
 
 
 @pytest.mark.parametrize("ending", ["refused", "cancelled"])

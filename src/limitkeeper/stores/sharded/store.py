@@ -25,7 +25,7 @@ except ModuleNotFoundError:
     from limitkeeper import _cython_shim as cython  # type: ignore[no-redef]
 
 from ...algorithms.claim import Claim, NamedLimit
-from ...algorithms.constants import MAX_WAIT, WAS_RESET
+from ...algorithms.constants import MAX_WAIT
 from ...clock import SYSTEM, Clock
 from ...decision import Decision
 from ...errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable
@@ -36,7 +36,7 @@ from ..sans_io import Call, Left, Plan, Recorded, aperform_call, arun, left_of, 
 from ..store_hash import StoreHash
 from ..two_phase_decision import Group, group_claims
 from ..wrapper_store import WrapperStore, copy_states
-from .cross_shard_decision import CrossShardDecision, raise_failure, resolved
+from .cross_shard_decision import CrossShardDecision, give_back_bookings, raise_failure, resolved
 from .membership import Listener, Membership, named_shards
 from .router import Router, Shard, ShardUnavailable, require_open
 from .service_node_membership import FencedMembership
@@ -465,14 +465,7 @@ class ShardedStore(WrapperStore):
         for place, some in places.items():
             leaving = [at for at in some if not left[at].stays]
             if place is None:
-                for at in reversed(leaving):
-                    claims, charged_at, *_, source = left[at]
-                    rest = list(claims)
-                    left[at] = left[at]._replace(claims=rest)
-                    if not (yield from self._plan_give_back(rest, [], charged_at, source)):
-                        for claim in claims:
-                            claim.reset_id = WAS_RESET
-                    del left[at]
+                yield from give_back_bookings(left, leaving[::-1], self._plan_give_back)
             elif leaving:
                 sent = [left[at]._replace(claims=self.router.copy_claims(list(left[at].claims), place)) for at in some]
                 for at, one, decision in zip(some, sent, (yield Call(place, "rebook", (sent,))), strict=True):
