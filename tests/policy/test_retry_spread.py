@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections import Counter
 
 import pytest
@@ -87,6 +88,22 @@ def test_the_moment_depends_on_the_secret_alone():
 
     assert moments(b"one") == moments(b"one")
     assert moments(b"one") != moments(b"two")
+
+
+def test_a_shown_partition_key_predicts_no_moment():
+    """A client that chooses its key may have the text hashed of which a moment is made: it is shown another hash of it."""
+    text = """
+identify: {user: {header: user}}
+headers: {partition: true}
+limits: [{name: api, key: user, limit: fixed window 1/min, retry_after: spread 60min}]
+"""
+    g = Gate(Policy.read(text), store=MemoryStore(clock=ManualClock(NOON)))
+    asked(g, request(user="ann"))
+    refused = asked(g, request(user="ann"))
+    interval = round((NOON + refused.decision.retry_after) / 3600)
+    shown = sent(asked(g, request(user=f"retry {interval}|{request().peer()}|ann")))["ratelimit"]
+    place = int.from_bytes(b64decode(shown.partition("pk=:")[2][:16])[:8])
+    assert abs((place * 3600 >> 64) - refused.refusal.spread_s) > 1
 
 
 @pytest.mark.parametrize("wire", ["draft-11", "draft-7", "draft-6"])

@@ -130,13 +130,14 @@ def client_delay(evaluation: Any, earliest_us: int, spread_us: int, retry_us: in
 
 def delay_of(secret: bytes, address: Any, keys: Iterable[str], earliest_us: int, spread_us: int, retry_us: int) -> int:
     """A keyed hash of a client (its address and its keys under all rules) and of the interval of its earliest retry, as a part of
-    the spread. A client that is refused again, by its rules or in the penalty box, is sent the same moment.
+    the spread. A client that is refused again, by its rules or in the penalty box, is sent the same moment. With SHA-512: a
+    client may choose its key, and `partition` shows the hash of any key with SHA-256.
 
     The whole second that is sent lies in the same twentieth of the spread: of 21 whole seconds one twentieth has two, and so
     could have a tenth of the clients."""
     interval = (earliest_us + spread_us // 2) // spread_us  # rounded: windows end where intervals would begin
     text = join_key([f"retry {interval}", address, *sorted(set(keys))])
-    place = int.from_bytes(hmac.digest(secret, text.encode("utf-8", "surrogatepass"), "sha256")[:8], "big")
+    place = int.from_bytes(hmac.digest(secret, text.encode("utf-8", "surrogatepass"), "sha512")[:8], "big")
     delay_us = place * spread_us >> 64
     if spread_us >= 20_000_000:
         twentieth, second_us = place * 20 >> 64, delay_us // SECOND_US * SECOND_US

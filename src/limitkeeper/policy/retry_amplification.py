@@ -58,7 +58,7 @@ class AttemptCounter:
         if client is None or context.method == MESSAGE:
             return
         text = join_key([client, context.method, context.path])
-        number = int.from_bytes(hmac.digest(self._secret, text.encode("utf-8", "surrogatepass"), "sha256")[:8], "big")
+        number = int.from_bytes(hmac.digest(self._secret, text.encode("utf-8", "surrogatepass"), "sha512")[:8], "big")
         window = self._clock.now_us() // self._config.window_us
         with self._lock:
             if window != self._window:
