@@ -16,7 +16,7 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from starlette_client import TestClient
 
-from limitkeeper import MemoryStore
+from limitkeeper import MemoryStore, RedisStore
 from limitkeeper.policy import Policy
 from limitkeeper.policy.gate import Gate
 from limitkeeper.policy.identity.jwt import Jwt, Verifier
@@ -310,3 +310,40 @@ def test_a_cancelled_receive_loses_no_message(iterations):
     scope = {"type": "websocket", "path": "/chat", "headers": [], "query_string": b"", "client": ("192.0.2.1", 50000)}
     asyncio.run(RateLimitMiddleware(app, gate)(scope, receive, send))
     assert got == ["a"]
+
+
+@pytest.mark.parametrize("cost", [1, {"response": "1B"}])
+def test_a_message_is_charged_once_however_often_its_app_stops_waiting(cost, valkey):
+    """A store that is deciding about a message goes on when the app cancels its `receive`; the next one has that decision."""
+    name, sent = f"chat {cost}", "abcdefghijkl"
+    rule = {"name": "talk", "match": "MESSAGE /chat", "key": "ip", "limit": "fixed window 1000/30 days", "cost": cost}
+    came: list[Any] = [{"type": "websocket.receive", "text": letter} for letter in sent]
+    got = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for iterations in range(len(sent)):
+            for _ in range(3):
+                attempt = asyncio.ensure_future(receive())
+                for _ in range(iterations):
+                    await asyncio.sleep(0)
+                attempt.cancel()
+                await asyncio.wait({attempt})
+                if not attempt.cancelled():
+                    break
+            got.append((await receive() if attempt.cancelled() else attempt.result())["text"])
+
+    async def receive() -> Any:
+        return came.pop(0)
+
+    async def send(message: Any) -> None: ...
+
+    async def left() -> int:
+        async with RedisStore(valkey.url) as store:
+            gate = Gate(Policy.of(name=name, limits=[rule], budget="60s"), store=store)
+            scope = {"type": "websocket", "path": "/chat", "headers": [], "query_string": b"", "client": ("192.0.2.1", 50000)}
+            await RateLimitMiddleware(app, gate)(scope, receive, send)
+            named = gate.compiled.rules[0].default_entries[0].named
+            return (await store.adecide_one(named, "192.0.2.1", 0, 0, False)).remaining
+
+    assert asyncio.run(left()) == 1000 - len(sent)
+    assert "".join(got) == sent

@@ -507,26 +507,40 @@ class LimitedWebSocket(SettlingWebSocket):
     def __init__(self, gate: Gate, evaluation: Evaluation, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__([evaluation], scope, receive, send)
         self.gate = gate
-        self._undelivered: deque[Message] = deque()
+        self._evaluating: asyncio.Task[tuple[Message, Evaluation]] | None = None
         self._identities = gate.message_identities(AsgiRequestContext(scope, MESSAGE))
 
-    async def receive(self) -> Message:
-        message = self._undelivered.popleft() if self._undelivered else await super().receive()
-        if message["type"] != "websocket.receive" or not self.gate.compiled.limits_messages:
-            return message
-        if self.closed:
-            return {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": ""}
-        context = AsgiRequestContext(self.scope, MESSAGE)
-        context.identities = self._identities
+    async def run(self, app: ASGIApp) -> None:
         try:
-            evaluation = self.gate.ask_nowait(context)
-            if evaluation is None:
-                evaluation = await self.gate.aask(context)
-            await evaluation.asettle(200, message_size(message))
-        except BaseException:  # the app stopped waiting: its next `receive` returns this message first
-            self._undelivered.appendleft(message)
-            raise
+            await super().run(app)
+        finally:
+            if self._evaluating is not None:
+                self._evaluating.cancel()
+
+    async def receive(self) -> Message:
+        if self._evaluating is None:
+            message = await super().receive()
+            if message["type"] != "websocket.receive" or not self.gate.compiled.limits_messages:
+                return message
+            if self.closed:
+                return {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": ""}
+            context = AsgiRequestContext(self.scope, MESSAGE)
+            context.identities = self._identities
+            found = self.gate.ask_nowait(context)
+            if found is not None and not found.needs_settlement:
+                return message if found.allowed else await self.close(found)
+            self._evaluating = asyncio.ensure_future(self._evaluate(message, context, found))
+        # Where the app stops waiting, the evaluation goes on: its next `receive` returns this message, which is charged once.
+        message, evaluation = await asyncio.shield(self._evaluating)
+        self._evaluating = None
         return message if evaluation.allowed else await self.close(evaluation)
+
+    async def _evaluate(
+        self, message: Message, context: AsgiRequestContext, found: Evaluation | None
+    ) -> tuple[Message, Evaluation]:
+        evaluation = await self.gate.aask(context) if found is None else found
+        await evaluation.asettle(200, message_size(message))
+        return message, evaluation
 
     async def close(self, evaluation: Evaluation) -> Message:
         """Closes the connection, and returns the disconnect message for the app."""
