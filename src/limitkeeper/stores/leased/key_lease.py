@@ -16,6 +16,7 @@ would keep a token for ever, and the bound `rate × life` would be lost).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 try:
@@ -48,6 +49,10 @@ class Unspent(NamedTuple):
 
     def claim(self) -> Claim:
         return Claim(self.lease.terms.parent_limit, self.lease.key, self.amount, self.size, self.reset_id)
+
+
+def amount_of(parts: Iterable[Unspent]) -> int:
+    return sum(part.amount for part in parts)
 
 
 @cython.cclass

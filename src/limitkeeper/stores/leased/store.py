@@ -37,7 +37,7 @@ from ...rate import Duration, duration_us
 from ..contract import Booking, Claims, KeyState, Requests, Store, bounded_wait_us, charges_of, checked, only_claims
 from ..sans_io import Call, Left, Pause, Plan, arun, finish, left_of, run
 from ..wrapper_store import WrapperStore, copy_states
-from .key_lease import Lease, LeaseTerms, Unspent
+from .key_lease import Lease, LeaseTerms, Unspent, amount_of
 from .lease_cache import LeaseCache
 from .lease_maintenance import Background, Maintenance, ThreadFactory
 from .lease_refill import Refill, Want
@@ -584,10 +584,6 @@ class LeasedStore(WrapperStore):
         except StoreError as error:
             log.warning("leases of %r could not be given back: %s", self.parent, error)
         yield Call(self.parent, "close")
-
-
-def amount_of(parts: Iterable[Unspent]) -> int:
-    return sum(part.amount for part in parts)
 
 
 def less(claim: Claim, held: int) -> Claim:
