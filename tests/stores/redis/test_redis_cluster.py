@@ -439,7 +439,7 @@ def move(cluster: Cluster, slot: int, source: int, target: int, finish: bool = T
     with cluster.nodes[source].client() as old, cluster.nodes[target].client() as new:
         new.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
         old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
-        keys = old.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100)
+        keys = old.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100_000)
         if keys:
             old.execute_command("MIGRATE", "127.0.0.1", cluster.nodes[target].port, "", 0, 60_000, "KEYS", *keys)
         if finish:
