@@ -32,6 +32,8 @@ from .messages import MAX_COMMAND, MAX_REQUEST, PREFIX, Head, MapId, claims_json
 
 #: So many encoded limits are cached.
 MAX_CACHED = 4096
+#: So many parts of a request are one write: of more, the service would wait for its replies to be read, and so not read the rest.
+PARTS_AT_ONCE = 8
 
 
 class TooLarge(StoreError):
@@ -192,13 +194,14 @@ class RemoteStore(ServerStore):
         return self._request(b"DECIDE", arguments, lambda found: decided(claims, *found[0]))
 
     def plan_decide_many(self, asks: Requests, max_wait_us: int | None) -> Plan[list[Decision]]:
-        """One command, at one time; what is larger than MAX_REQUEST is split into several in one write."""
+        """One command, at one time; what is larger than MAX_REQUEST is split into several."""
         asked, wait_us = [checked(claims) for claims in asks], bounded_wait_us(max_wait_us)
         requests = []
         for some in in_parts(asked, lambda claims: sum(len(one.key) + 200 for one in claims)):
             arguments = ([claims_json(claims) for claims in some], wait_us, 0, True)
             requests.append(self._request(b"DECIDE", arguments, partial(decided_all, some)))
-        yield from self.route.execute_all(requests)
+        for at in range(0, len(requests), PARTS_AT_ONCE):
+            yield from self.route.execute_all(requests[at : at + PARTS_AT_ONCE])
         return [decision for request in requests for decision in request.answer]
 
     def plan_give_back(self, claims: Sequence[Claim], charged_at: int, source: str) -> Any:
