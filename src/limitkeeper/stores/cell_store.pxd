@@ -21,7 +21,7 @@ cdef class CellStore(CellRates):
     cdef int decide_cell(self, Decision decision, LimitHandle handle, str key, long long cost, long long max_wait_us, bint commit, long long now_us)
     cdef long long charge(self, list claims, long long max_wait_us, bint commit, long long now_us, long long not_before_us)
     cdef Decision decide_checked(self, list claims, tuple names, long long max_wait_us, bint commit, long long not_before_us)
-    cdef bint has_full_log(self, list claims, long long now_us)
+    cdef bint has_full_log(self, list claims, long long max_wait_us, long long now_us)
     cdef int give_back_all(self, list claims, long long charged_at, long long now_us)
     cdef int give_back_one(self, Claim claim, long long charged_at, long long now_us)
 

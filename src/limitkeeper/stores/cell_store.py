@@ -21,7 +21,7 @@ except ModuleNotFoundError:
 if cython.compiled:
     from cython.cimports.limitkeeper.algorithms import all_of
     from cython.cimports.limitkeeper.algorithms.claim import Claim, NamedLimit
-    from cython.cimports.limitkeeper.algorithms.constants import REFUSED, WAS_RESET
+    from cython.cimports.limitkeeper.algorithms.constants import NEVER, REFUSED, WAS_RESET
     from cython.cimports.limitkeeper.algorithms.limit import I64, Answer, Limit, State
     from cython.cimports.limitkeeper.clock import SystemClock
     from cython.cimports.limitkeeper.decision import Decision, Decisions
@@ -30,7 +30,7 @@ if cython.compiled:
 else:
     from ..algorithms import all_of
     from ..algorithms.claim import Claim, NamedLimit
-    from ..algorithms.constants import REFUSED, WAS_RESET
+    from ..algorithms.constants import NEVER, REFUSED, WAS_RESET
     from ..algorithms.limit import I64, Answer, Limit, State
     from ..clock import SystemClock, monotonic_us
     from ..decision import Decision, Decisions
@@ -179,8 +179,8 @@ class CellStore(CellRates):
             if stamp == self.revision:
                 break
         start: I64 = answer[3]
-        if limit.logs and start >= 0 and cost > 0:
-            until = self.log_full_until(handle, key, answer[0], now_us)
+        if limit.logs and start != NEVER and cost > 0:
+            until = self.log_full_until(handle, key, start if start >= 0 else answer[4] + max_wait, answer[4], now_us)
             if until > 0:
                 start = REFUSED
         seen: Answer = answer
@@ -241,7 +241,7 @@ class CellStore(CellRates):
             start_us: I64 = all_of.decide(claims, now_us, not_before_us, max_wait_us)
             if stamp == self.revision:
                 break
-        if start_us >= 0 and self.has_full_log(claims, now_us):
+        if start_us != NEVER and self.has_full_log(claims, max_wait_us, now_us):
             start_us = REFUSED
         if start_us >= 0 and commit:
             for i in range(n):
@@ -263,15 +263,23 @@ class CellStore(CellRates):
         return start_us
 
     @cython.cfunc
-    def has_full_log(self, claims: list, now_us: I64) -> cython.bint:
-        """Whether a log of bounded length is full for one of these claims; that claim is refused until it has space."""
+    def has_full_log(self, claims: list, max_wait_us: I64, now_us: I64) -> cython.bint:
+        """Whether a log of bounded length is full for one of these claims, also at the retry time of one that is refused; that
+        claim is refused until it has space."""
         found: cython.bint = False
         i: cython.Py_ssize_t
         claim: Claim
+        start: I64 = 0  # the common one; of a call that is refused that at its retry time
+        retry: I64 = now_us
+        for i in range(len(claims)):
+            claim = claims[i]
+            start = claim.start if claim.start > start else start
+            retry = claim.retry if claim.start == REFUSED and claim.retry > retry else retry
+        start = retry + max_wait_us if retry > now_us else start
         for i in range(len(claims)):
             claim = claims[i]
             if claim.named.limit.logs and claim.cost > 0:
-                until: I64 = self.log_full_until(self.handle_of(claim.named), claim.key, claim.new_a, now_us)
+                until: I64 = self.log_full_until(self.handle_of(claim.named), claim.key, start, retry, now_us)
                 if until > 0:
                     claim.start = REFUSED
                     claim.retry = until

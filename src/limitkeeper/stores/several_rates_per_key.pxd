@@ -35,6 +35,6 @@ cdef class CellRates(Store):
     cdef tuple charge_others(self, LimitHandle handle, str key, long long start_us, long long cost, long long now_us, bint full)
     cdef int give_back_others(self, LimitHandle handle, Claim claim, long long charged_at, long long now_us, bint full, bint known, bint untouched)
     cdef long long log_window(self, LimitHandle handle, str key, long long now_us, bint full, bint keep)
-    cdef long long log_full_until(self, LimitHandle handle, str key, long long at, long long now_us)
+    cdef long long log_full_until(self, LimitHandle handle, str key, long long at, long long retry, long long now_us)
     cdef int expose(self, LimitHandle handle, str key, long long now_us, bint full)
     cdef int unsettle(self)

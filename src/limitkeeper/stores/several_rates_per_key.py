@@ -114,8 +114,8 @@ class CellRates(Store):
         raise NotImplementedError
 
     @cython.cfunc
-    def log_full_until(self, handle: LimitHandle, key: str, at: I64, now_us: I64) -> I64:
-        """When a log of bounded length can take an entry at `at`; 0: now."""
+    def log_full_until(self, handle: LimitHandle, key: str, at: I64, retry: I64, now_us: I64) -> I64:
+        """When a log of bounded length can take an entry at `at`; 0: at `retry`, when its limit allows that, or before."""
         return 0
 
     @cython.cfunc

@@ -184,6 +184,41 @@ def test_a_log_full_of_what_counts_for_a_longer_window_alone_admits(path):
         assert store.stats()["log_full"] == 0
 
 
+@pytest.mark.parametrize("max_wait", [0, 0.5])
+def test_a_call_that_is_refused_knows_that_a_log_is_full_at_its_retry_time(path, max_wait):
+    """Law 1: of two logs one refuses by its count, and the other has no place until later: the retry time is the later one."""
+    clock = ManualClock(1000)
+    with SharedStore(path, max_keys=8, log_entries=2, clock=clock) as store:
+        limiter = Limiter({"second": SlidingWindowLog("3/s"), "hour": SlidingWindowLog("100/h")}, store=store)
+        assert limiter.hit("u")
+        clock.advance(0.1)
+        assert limiter.hit("u", cost=2)
+        refused = limiter.reserve("u", cost=2, max_wait=max_wait)
+        assert refused.decision.retry_after == 3599.9
+        assert refused.decision.name == "hour"
+        clock.advance(3599.899999)
+        assert not limiter.reserve("u", cost=2, max_wait=max_wait)
+        clock.advance(0.000001)
+        assert limiter.reserve("u", cost=2, max_wait=max_wait)
+
+
+def test_a_call_that_could_wait_for_too_short_a_time_is_refused_until_the_log_has_a_place(path):
+    """Law 1, for a call with a wait: half a second before its start the log is still full; it is accepted when it is not."""
+    clock = ManualClock(1000)
+    with SharedStore(path, max_keys=8, log_entries=2, clock=clock) as store:
+        limiter = Limiter(SlidingWindowLog("3/s"), store=store)
+        assert limiter.hit("u", cost=2)
+        clock.advance(0.1)
+        assert limiter.hit("u")
+        assert limiter.reserve("u", max_wait=0.5).decision.retry_after == 0.9
+        assert limiter.hit("u").retry_after == 0.9
+        assert store.stats()["log_full"] == 1  # the reservation; the hit has to wait for the count as long
+        clock.advance(0.899999)
+        assert not limiter.reserve("u", max_wait=0.5)
+        clock.advance(0.000001)
+        assert limiter.reserve("u", max_wait=0.5)
+
+
 @effort(60)
 @given(
     st.lists(

@@ -8,7 +8,7 @@ cdef class LogRings(Journal):
     cdef int copy_log(self, long long source, long long target)
     cdef int free_log(self, long long number)
     cdef int journal_log(self, long long number)
-    cdef long long log_full_until(self, long long cell, long long moment, long long window, long long own, long long now)
+    cdef long long log_full_until(self, long long cell, long long moment, long long window, long long own, long long retry, long long now)
     cdef int add(self, long long cell, long long moment, long long cost, long long before, long long unseen)
     cdef int merge_entry(self, long long number, long long moment, long long cost)
     cdef int fill(self, long long cell, object entries)

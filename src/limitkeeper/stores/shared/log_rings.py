@@ -106,9 +106,9 @@ class LogRings(Journal):
         return self.journal_words(at + 4, 2 * (n - to_the_end)) if n > to_the_end else 0
 
     @cython.cfunc
-    def log_full_until(self, cell: I64, moment: I64, window: I64, own: I64, now: I64) -> I64:
-        """When a full log has room for an entry of that time; 0: now. `window` is the longest one used on the key, `own` the
-        caller's."""
+    def log_full_until(self, cell: I64, moment: I64, window: I64, own: I64, retry: I64, now: I64) -> I64:
+        """When a full log has room for an entry of that time; 0: at `retry`. `window` is the longest one used on the key, `own`
+        the caller's."""
         number: I64 = self.words[cell + lay.STATE + 2]
         if not number:
             return 0
@@ -129,6 +129,8 @@ class LogRings(Journal):
                 return 0
             if second + own < until:
                 until = second + own
+        if until <= retry:
+            return 0
         for i in range(n):
             if self.words[at + 4 + 2 * ((head + i) % room)] == moment:  # calls of one moment share an entry
                 return 0

@@ -471,14 +471,14 @@ class SharedStore(CellStore):
         return self.table.journal_log(self.table.words[cell + lay.STATE + 2]) if cell else 0
 
     @cython.cfunc
-    def log_full_until(self, handle: LimitHandle, key: str, at: I64, now_us: I64) -> I64:
+    def log_full_until(self, handle: LimitHandle, key: str, at: I64, retry: I64, now_us: I64) -> I64:
         full: cython.bint = self.table.words[lay.LIVE] >= self.table.max_keys
         cell: I64 = self.find(handle, stored_key(key), now_us, full)
         if not cell:
             return 0
         own: cython.bint = self.table.unit_of(cell) == handle.unit
         window: I64 = handle.limit.window if own else self.log_window(handle, key, now_us, full, False)
-        return self.table.log_full_until(cell, at, window, handle.limit.window, now_us)
+        return self.table.log_full_until(cell, at, window, handle.limit.window, retry, now_us)
 
     @cython.cfunc
     def own_cell(self, handle: LimitHandle, key: str) -> I64:
