@@ -17,7 +17,7 @@ LAYERS = (
     ("observe", "stores"),
     (
         *("concurrency", "decorators", "limiter", "limiter_base", "policy", "registry", "reservation", "resilience4j", "sharing"),
-        *("future_charges", "periodic_thread", "testing", "wait_queue"),
+        *("fifo_gate", "future_charges", "periodic_thread", "testing", "wait_queue"),
     ),
     ("client", "plan", "simulate", "tasks", "web"),
     ("service",),
