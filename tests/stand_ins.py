@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +17,16 @@ from limitkeeper.testing import ManualClock
 
 #: 12:00:00 UTC of some day: a round minute, hour and day half.
 NOON = datetime(2026, 1, 10, 12, tzinfo=UTC).timestamp()
+
+
+@contextmanager
+def no_room_for_threads() -> Iterator[None]:
+    """Threads can't be started: the system has no memory for stacks of 64 TiB."""
+    size = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(size)
 
 
 class HeldClock(ManualClock):

@@ -29,7 +29,7 @@ from limitkeeper import (
 )
 from limitkeeper.concurrency import DistributedBulkhead
 from servers.faketime import FaketimeValkey
-from stand_ins import WrappedStore
+from stand_ins import WrappedStore, no_room_for_threads
 
 
 def until(true: Callable[[], object]) -> None:
@@ -508,3 +508,14 @@ def test_an_interrupted_acquire_lets_the_next_caller_have_its_turn(shared_store)
     while interrupted_at(number := number + 1, acquire):
         assert one.waiting == 0, number
     assert number > 20
+
+
+def test_a_place_is_taken_when_it_can_be_renewed(shared_store):
+    """Where the system has no room for the thread that renews places none is taken, and the error is raised."""
+    places = bulkhead(1, shared_store)
+    with no_room_for_threads(), pytest.raises(RuntimeError, match="can't start new thread"):
+        places.acquire()
+    assert (places.in_use, places.taken()) == (0, 0)
+    assert places.try_acquire()
+    places.release()
+    places.close()

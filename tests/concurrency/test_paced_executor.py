@@ -16,7 +16,7 @@ import pytest
 from limitkeeper import GuardedStore, InvalidLimit, LeakyBucketQueue, Limiter, MemoryStore, RateLimited, StoreUnavailable
 from limitkeeper.concurrency import Shaper
 from limitkeeper.testing import ManualClock
-from stand_ins import NOON, HeldClock, WrappedStore
+from stand_ins import NOON, HeldClock, WrappedStore, no_room_for_threads
 
 NOON_US = round(NOON * 1e6)
 pytestmark = pytest.mark.timeout(60)
@@ -285,12 +285,8 @@ def test_a_shaper_without_a_reference_drains_and_ends_its_threads(held, eventual
 def test_a_worker_that_could_not_be_started_is_started_by_the_next_call(begun):
     """Where the system has no room for a thread `submit` raises its error; once it has, all calls run, and the shaper ends."""
     shaper = Shaper("1000/s", store=MemoryStore(clock=ManualClock()))
-    size = threading.stack_size(1 << 46)
-    try:
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            shaper.submit(begun.append, 1)
-    finally:
-        threading.stack_size(size)
+    with no_room_for_threads(), pytest.raises(RuntimeError, match="can't start new thread"):
+        shaper.submit(begun.append, 1)
     shaper.submit(begun.append, 2).result(30)
     shaper.shutdown()
     assert begun == [1, 2]

@@ -26,7 +26,7 @@ from limitkeeper import (
 )
 from limitkeeper.concurrency import shape
 from limitkeeper.testing import ManualClock
-from stand_ins import NOON, Loop
+from stand_ins import NOON, Loop, no_room_for_threads
 from virtual_time import VirtualClock
 
 NOON_US = round(NOON * 1e6)
@@ -493,6 +493,14 @@ def test_a_message_that_can_never_fit_is_an_error_at_its_place(clock, store):
 
 
 # Bad input
+
+
+def test_a_thread_that_could_not_be_started_is_started_by_the_next_call(store):
+    """Where the system has no room for the thread that reads the loop raises its error; once it has, it gets all messages."""
+    messages = shape(range(3), "100/s", capacity=2, store=store)
+    with no_room_for_threads(), pytest.raises(RuntimeError, match="can't start new thread"):
+        next(messages)
+    assert list(messages) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

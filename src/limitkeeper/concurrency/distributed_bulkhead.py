@@ -227,10 +227,14 @@ class DistributedBulkhead(PlaceContext):
         place = yield from self._ask(self._limit)
         if not place.granted:
             return False
-        with self._lock:
-            self._held.append(place)
-            if self._renewal is None:
-                self._renewal = Renewal(self, self._ttl_us // 3)
+        try:
+            with self._lock:
+                if self._renewal is None:
+                    self._renewal = Renewal(self, self._ttl_us // 3)
+                self._held.append(place)
+        except RuntimeError:  # no room for a thread: the next call tries again
+            yield from self._free(place)
+            raise
         return True
 
     def _ask(self, limit: NamedLimit) -> Plan[Place]:

@@ -92,7 +92,12 @@ class Reader(Generic[T]):
             else:
                 self._started = True
                 name = f"limitkeeper {self.queue.name}"
-                threading.Thread(target=run, args=(self._read(),), name=name, daemon=True).start()
+                thread = threading.Thread(target=run, args=(self._read(),), name=name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # no room for a thread: the next call tries again
+                    self._started = False
+                    raise
 
     def _read(self) -> Plan[None]:
         try:

@@ -31,6 +31,7 @@ from limitkeeper import (
 from limitkeeper.clock import SystemClock
 from limitkeeper.stores.leased.lease_maintenance import Background
 from limitkeeper.stores.sans_io import run
+from stand_ins import no_room_for_threads
 
 PLENTY = "100000/s burst 100000"
 
@@ -493,3 +494,16 @@ def test_a_child_does_not_share_its_parents_leases(python):
         """
     )
     assert (done.stdout.split(), done.stderr) == (["0", "49"], "")
+
+
+def test_a_thread_that_could_not_be_started_is_started_by_a_later_call():
+    """Where the system has no room for the background thread calls are answered; once it has, it is started, and it ends."""
+    store = LeasedStore(MemoryStore())
+    limiter = Limiter("100/s burst 100", store=store)
+    with no_room_for_threads():
+        assert all(limiter.hit("a") for _ in range(5))
+    assert store.background.thread is None
+    while store.background.thread is None:
+        limiter.hit("b")
+    store.close()
+    assert not store.background.thread.is_alive()

@@ -116,8 +116,10 @@ class Background:
             return
         with self._lock:
             if self.thread is None and not self._closed:
-                self.thread = self._make_thread(target=self._run, name="limitkeeper leases", daemon=True)
-                self.thread.start()
+                thread = self._make_thread(target=self._run, name="limitkeeper leases", daemon=True)
+                with suppress(RuntimeError):  # no room for a thread: the next call tries again
+                    thread.start()
+                    self.thread = thread
         self._woken.set()
 
     def close(self) -> None:
