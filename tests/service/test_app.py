@@ -13,6 +13,7 @@ import pytest
 
 from limitkeeper.errors import ConfigurationError
 from limitkeeper.policy import Gate, Policy
+from limitkeeper.policy.compiled_rule import escape_part
 from limitkeeper.service.app import MAX_CHECKS, MAX_RATES, Application, RequestError, decision_of, request_context
 from limitkeeper.service.http_routes import Request, Router, shown
 from limitkeeper.service.resp import encoded
@@ -362,6 +363,29 @@ def test_long_keys_are_hashed(app):
 
 
 # Throttle
+
+
+@pytest.mark.parametrize("parts", [("a" * 130, "b" * 130), ("a" * 256, None), ("%" * 128, "|" * 128), ("a", "b")])
+def test_keys_of_several_parts_have_one_state_whatever_their_length(clock, parts):
+    """The text of a long key, as the policy joins it, names the state of its requests: a reset reaches it, and an override."""
+    limits = """
+identify: {tenant: {header: X-Tenant}, user: {header: X-User}}
+limits:
+  - {name: pair, key: [tenant, user], limit: fixed window 3/h align first}
+  - {name: either, match: /either, key: user | tenant, limit: fixed window 3/h align first}
+"""
+    app = application(MemoryStore(clock=clock), clock, Policy.read(limits))
+    sent = {name: value for name, value in zip(("X-Tenant", "X-User"), parts, strict=True) if value is not None}
+    request = request_context({"method": "GET", "path": "/either", "headers": sent})
+    joined = "|".join([escape_part(part) for part in parts])
+    for name, key in (("pair", joined), ("either", f"user:{parts[1]}" if parts[1] else f"tenant:{parts[0]}")):
+        for _ in range(3):
+            app.match_nowait(request)
+        assert not hit(app, name, key)
+        assert len(app.match_nowait(request).keys[0]) <= 256
+        run(app.reset(name, key))
+        assert hit(app, name, key).remaining == 2
+        run(app.reset("pair", joined))
 
 
 def test_throttle_is_the_rate_of_redis_cell(app, clock):

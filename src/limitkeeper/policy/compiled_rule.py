@@ -31,7 +31,7 @@ from ..rate import Rate
 from .burst_conflicts import BUCKETS
 from .callback_errors import CallbackErrors
 from .identity.client_ip import ClientIp, without_name
-from .identity.key_and_cache_bounds import remember
+from .identity.key_and_cache_bounds import MAX_KEY_LENGTH, hash_long, remember
 from .model import BLOCKED, SHADOW, SHARE, WAIT, Identity, Key, Limits, Overrides, Rule, Tiers, When
 from .request_cost import request_cost
 
@@ -101,16 +101,22 @@ def key_without_names(identities: dict, key: tuple, text: str) -> str:  # type: 
 
 @cython.ccall
 def key_of(identities: dict, context: RequestContext, key: tuple) -> object:  # type: ignore[type-arg]
-    """The key of a request; None when all its parts are absent."""
+    """The key of a request, hashed where its parts together are too long; None when all of them are absent."""
     if not key:
         return EVERYONE
     if len(key) == 1:
-        return first_present(identities, context, key[0])
+        return bounded(first_present(identities, context, key[0]))
     parts = [first_present(identities, context, names) for names in key]
     for part in parts:
         if part is not None:
-            return join_key(parts)
+            return bounded(join_key(parts))
     return None
+
+
+@cython.cfunc
+def bounded(key: object) -> object:
+    """A key of at most MAX_KEY_LENGTH characters, as the service makes it of the same text."""
+    return key if key is None or len(key) <= MAX_KEY_LENGTH else hash_long(key)  # type: ignore[arg-type]
 
 
 @cython.ccall
@@ -184,7 +190,7 @@ class CompiledRule:
         self.capacity_entry: Entry = None  # type: ignore[assignment]
         if rule.capacity is not None:
             self.capacity_entry = Entry(rule, NamedLimit(limiter, rule.name, TokenBucket(rule.capacity.rate)), rule.name, self)
-        self.static_overrides = {key: self.entries_of(limits) for key, limits in rule.override}
+        self.static_overrides = {bounded(key): self.entries_of(limits) for key, limits in rule.override}
         self.overrides: Overrides | None = rule.overrides
         self.operator_overrides: Any = None  # the RuleOverrides of operators, which take precedence; None: there are none
         self.register: Callable[[CompiledRule, tuple[Entry, ...]], bool] | None = None  # the gate's, for overrides
