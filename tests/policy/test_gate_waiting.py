@@ -606,6 +606,38 @@ def test_waiting_requests_hold_few_threads(threads):
     assert sum(g.snapshot().rules[0].queue_full for g in gates) == 2
 
 
+@pytest.mark.parametrize(("threads", "per_client", "places"), [(8, 0, 2), (8, 5, 5), (3, 0, 1)])
+def test_one_client_has_a_part_of_the_threads(threads, per_client, places):
+    """Where threads are fewer than places, one client can't hold all of them: beyond its part it is refused with 429, and another
+    one waits."""
+    clock = HeldClock(1000)
+    waits = OnRefusal(WAIT, wait_us=60_000_000, queue=100, per_client=per_client)
+    g = gate(rule("all", "1/s burst 1", key=key("ip"), on_refusal=waits), clock=clock, waiting_threads=threads)
+    for peer in ("192.0.2.1", "192.0.2.2"):
+        asked(g, request(peer=peer), "quick")
+    done = []
+    held = [
+        threading.Thread(target=lambda peer=peer: done.append(g.ask(request(peer=peer)).allowed))
+        for peer in ["192.0.2.1"] * places + ["192.0.2.2"]
+    ]
+
+    async def main():
+        for number, thread in enumerate(held, 1):
+            if number > places:
+                refusal = (await asyncio.to_thread(g.ask, request(peer="192.0.2.1"))).refusal
+                assert (refusal.reason, refusal.status) == ("quota", 429)
+            thread.start()
+            await until(lambda n=number: g.snapshot().rules[0].waiting == n)
+        while len(done) < len(held):
+            clock.advance(0.25)
+            await asyncio.sleep(0.001)
+
+    asyncio.run(main())
+    for thread in held:
+        thread.join(30)
+    assert done == [True] * (places + 1)
+
+
 @pytest.mark.parametrize("mode", ["ask", "aask"])
 @pytest.mark.parametrize("slow", ["token bucket 100/day burst 100", "leaky bucket 100/day capacity 100"])
 def test_refunds_of_requests_that_waited_reach_a_slow_bucket(slow, mode):

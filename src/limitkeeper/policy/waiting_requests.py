@@ -9,8 +9,8 @@ A request is refused at once with 503 where no place is left:
     threads                `waiting_threads` of the policy: a thread that waits serves no other request, so under WSGI (and in
                            threads of gRPC) fewer may wait than the server's pool has; counted for all gates of this process
 
-One client has at most `per_client` of a rule's places (by default a quarter), or it could refuse all others; beyond that its
-requests are refused by its limit (429).
+One client has at most `per_client` of a rule's places (by default a quarter; of the threads, where they are fewer), or it could
+refuse all others; beyond that its requests are refused by its limit (429).
 
 Only limits that refused are charged at a later start, and only those of one rule, which delays the request most. The others
 are asked when that start has come: what refuses then is waited for in the same way, and where it delays the request longer than
@@ -112,7 +112,7 @@ class Places:
                 if len(waiting.requests) >= most or (threads is not None and len(self.threads) >= threads):
                     rule.queue_full += 1
                     return QUEUE_FULL
-                most = rule.config.on_refusal.per_client or max(1, most // 4)
+                most = rule.config.on_refusal.per_client or max(1, (most if threads is None else min(most, threads)) // 4)
                 if client is not None and len(waiting.clients.get(client, ())) >= most:
                     return QUOTA
             if threads is not None:
