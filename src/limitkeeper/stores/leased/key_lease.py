@@ -28,7 +28,7 @@ from ...algorithms.claim import Claim, NamedLimit
 from ...algorithms.constants import TOP, UNKNOWN
 from ...algorithms.fixed_window import FixedWindow
 from ...algorithms.limit import Limit
-from ...decision import STORE
+from ...decision import STORE, Decision
 
 if TYPE_CHECKING:
     from .lease_refill import PendingMove
@@ -38,7 +38,8 @@ SOURCES = (STORE, "lease", "local_share", "open", "closed")
 
 
 class Unspent(NamedTuple):
-    """What was not spent of a batch: `amount` of `size`, charged at `charged_at` by `source`. `reset_id` as in Claim."""
+    """What was not spent of a batch: `amount` of `size`, charged at `charged_at` by `source`; `end_us` is when the batch ends.
+    `reset_id` as in Claim."""
 
     lease: Lease
     amount: int
@@ -46,6 +47,7 @@ class Unspent(NamedTuple):
     charged_at: int
     source: str
     reset_id: int
+    end_us: int = 0
 
     def claim(self) -> Claim:
         return Claim(self.lease.terms.parent_limit, self.lease.key, self.amount, self.size, self.reset_id)
@@ -53,6 +55,20 @@ class Unspent(NamedTuple):
 
 def amount_of(parts: Iterable[Unspent]) -> int:
     return sum(part.amount for part in parts)
+
+
+def less(claim: Claim, held: int) -> Claim:
+    """The claim without what is held of its cost."""
+    return Claim(claim.named, claim.key, max(0, claim.cost - held)) if held else claim
+
+
+def add_held(decision: Decision, held: int) -> Decision:
+    """The parent's decision with what is held added to what remains."""
+    if not held:
+        return decision
+    times = (decision.retry_us, decision.reset_us, decision.wait_us, decision.start_us)
+    remaining = decision.remaining + held
+    return Decision(decision.allowed, decision.limit, remaining, *times, decision.name, decision.source)
 
 
 @cython.cclass
@@ -253,13 +269,15 @@ class Lease:
         next_charged_at: cython.longlong = self.next_charged_at
         next_source: cython.longlong = self.next_source
         reset_id: cython.longlong = self.reset_id
+        end_us: cython.longlong = self.end_us
+        next_end_us: cython.longlong = self.next_end_us
         self.left -= first
         self.next_left -= second
         parts: list[Unspent] = []
         if first:
-            parts.append(Unspent(self, first, size, charged_at, SOURCES[source], reset_id))
+            parts.append(Unspent(self, first, size, charged_at, SOURCES[source], reset_id, end_us))
         if second:
-            parts.append(Unspent(self, second, next_size, next_charged_at, SOURCES[next_source], reset_id))
+            parts.append(Unspent(self, second, next_size, next_charged_at, SOURCES[next_source], reset_id, next_end_us))
         return parts
 
     def withdraw(self, now_us: cython.longlong, most: cython.longlong) -> list[Unspent]:

@@ -37,7 +37,7 @@ from ...rate import Duration, duration_us
 from ..contract import Booking, Claims, KeyState, Requests, Store, bounded_wait_us, charges_of, checked, only_claims
 from ..sans_io import Call, Left, Pause, Plan, arun, finish, left_of, run
 from ..wrapper_store import WrapperStore, copy_states
-from .key_lease import Lease, LeaseTerms, Unspent, amount_of
+from .key_lease import Lease, LeaseTerms, Unspent, add_held, amount_of, less
 from .lease_cache import LeaseCache
 from .lease_maintenance import Background, Maintenance, ThreadFactory
 from .lease_refill import Refill, Want
@@ -305,28 +305,37 @@ class LeasedStore(WrapperStore):
         return (yield from self.decide_rest(terms, lease, claim))
 
     def decide_rest(self, terms: LeaseTerms, lease: Lease | None, claim: Claim) -> Plan[Decision]:
-        """The parent decides about the cost less what is held; of a window, a log or a counter about all of it: a charge has one
-        time, and may come after the window in which a batch is held."""
+        """The parent decides about the cost less what is held (of a log about all of it: a charge has one time)."""
         seen: Seen = (self.cache.generation_of(lease), 0 if lease is None else lease.used)
         sent_us, decision, parts = self.sent_us(), None, []
         try:
-            parts += self.cache.withdraw(lease, claim.cost) if terms.continuous else []
+            parts += [] if terms.dated else self.cache.withdraw(lease, claim.cost)
             asked = self.parent_claims([less(claim, amount_of(parts))])
             decision = yield Call(self.parent, "decide", (asked, 0))
         finally:
             if not decision:
                 self.cache.restore(parts)
-        if not decision and (yield from self.return_unusable([lease])):
+        if (yield from (self.undo_late(parts, asked, decision) if decision else self.return_unusable([lease]))):
             return (yield from self.decide_rest(terms, lease, claim))
         claim.reset_id = (parts or asked)[0].reset_id
         return self.observe(terms, lease, claim.key, claim.cost, sent_us, decision, seen)
 
+    def undo_late(self, parts: Sequence[Unspent], asked: Sequence[Claim], decision: Decision) -> Plan[bool]:
+        """Undoes the rest of a charge that came after the window in which a part of it is held has ended. False: none has."""
+        now_us = self.cache.now_us()
+        if not [part for part in parts if part.lease.terms.windowed and part.end_us <= now_us]:
+            return False
+        self.cache.restore(parts)
+        for charge in charges_of(asked, decision):
+            yield Call(self.parent, "give_back", charge)
+        return True
+
     def return_unusable(self, leases: Sequence[Lease | None]) -> Plan[bool]:
-        """Gives back what a refused call could not spend: expired batches, and all that are not of buckets. False: nothing."""
+        """Gives back what a refused call could not spend: expired batches, and those of logs. False: nothing."""
         cache, now_us, parts = self.cache, self.cache.now_us(), []
         for lease in leases:
             if lease is not None:
-                parts += cache.take_expired(lease, now_us, not lease.terms.continuous and bool(cache.held(lease)))
+                parts += cache.take_expired(lease, now_us, lease.terms.dated and bool(cache.held(lease)))
         yield from self.refill.give_back(parts)
         return bool(parts)
 
@@ -363,7 +372,7 @@ class LeasedStore(WrapperStore):
         seen = self.generations(claims)
         try:
             for claim, lease in zip(claims, leases, strict=True):
-                usable = 0 < claim.cost <= claim.limit.limit.capacity and not (commit and lease and not lease.terms.continuous)
+                usable = 0 < claim.cost <= claim.limit.limit.capacity and not (commit and lease and lease.terms.dated)
                 taken.append(cache.withdraw(lease, claim.cost) if usable and commit else [])
                 held.append(amount_of(taken[-1]) if commit or not usable else cache.held(lease))
             rest = claims
@@ -373,7 +382,9 @@ class LeasedStore(WrapperStore):
         finally:
             if not decision:
                 cache.restore(part for parts in taken for part in parts)
-        if commit and not decision and (yield from self.return_unusable(leases)):
+        parts = [part for some in taken for part in some]
+        late = self.undo_late(parts, self.parent_claims(rest), decision) if decision else self.return_unusable(leases)
+        if commit and (yield from late):
             return (yield from self.decide_several(claims, commit))
         if commit:
             for claim, asked, parts in zip(claims, rest, taken, strict=True):
@@ -493,10 +504,7 @@ class LeasedStore(WrapperStore):
         """The claims on the limits that are charged at the parent."""
         if self.derated is None:
             return list(claims)
-        found = []
-        for claim in claims:
-            terms: LeaseTerms = self.cache.terms_of(claim.limit)
-            found.append(Claim(terms.parent_limit, claim.key, claim.cost, claim.charged))
+        found = [Claim(self.cache.terms_of(one.limit).parent_limit, one.key, one.cost, one.charged) for one in claims]
         copy_states(found, claims)
         return found
 
@@ -584,17 +592,3 @@ class LeasedStore(WrapperStore):
         except StoreError as error:
             log.warning("leases of %r could not be given back: %s", self.parent, error)
         yield Call(self.parent, "close")
-
-
-def less(claim: Claim, held: int) -> Claim:
-    """The claim without what is held of its cost."""
-    return Claim(claim.named, claim.key, max(0, claim.cost - held)) if held else claim
-
-
-def add_held(decision: Decision, held: int) -> Decision:
-    """The parent's decision with what is held added to what remains."""
-    if not held:
-        return decision
-    times = (decision.retry_us, decision.reset_us, decision.wait_us, decision.start_us)
-    remaining = decision.remaining + held
-    return Decision(decision.allowed, decision.limit, remaining, *times, decision.name, decision.source)
