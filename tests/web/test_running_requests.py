@@ -21,18 +21,22 @@ from django.test import RequestFactory
 from django.test.utils import override_settings
 from django.urls import path
 from django_asgi import Urls, configure
+from fastapi import Depends, FastAPI
 from flask import Flask, request, send_file
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette_client import TestClient
 
-from limitkeeper import ConfigurationError, MemoryStore
+from limitkeeper import ConfigurationError, MemoryStore, RedisStore
 from limitkeeper.policy import Gate, Policy, WrittenRequest
 from limitkeeper.testing import ManualClock
 from limitkeeper.web import flask, starlette, wsgi
+from limitkeeper.web.asgi import RateLimitMiddleware
 from limitkeeper.web.django import limit
 from limitkeeper.web.django.middleware import arespond
+from limitkeeper.web.fastapi import RateLimit, install
 from limitkeeper.web.response_settlement import ClosingBody, Settlement
 from stand_ins import WrappedStore
 
@@ -291,3 +295,57 @@ def test_an_endpoint_without_a_response_gives_its_place_back():
 
     client = TestClient(Starlette(routes=[Route("/", endpoint)]), raise_server_exceptions=False)
     assert [client.get(path).status_code for path in ("/?none", "/", "/")] == [500, 200, 200]
+
+
+def behind_a_policy(gate: Gate, endpoint: Any) -> Any:
+    app = Starlette(routes=[Route("/", endpoint)])
+    app.add_middleware(RateLimitMiddleware, policy=gate)
+    return app
+
+
+def behind_a_policy_in_a_task(gate: Gate, endpoint: Any) -> Any:
+    app = behind_a_policy(gate, endpoint)
+    app.add_middleware(BaseHTTPMiddleware, dispatch=lambda request, call_next: call_next(request))
+    return app
+
+
+def behind_a_dependency(gate: Gate, endpoint: Any) -> Any:
+    app = FastAPI()
+    install(app)
+    app.get("/", dependencies=[Depends(RateLimit(policy=gate, rule="files"))])(endpoint)
+    return app
+
+
+@pytest.mark.parametrize("build", [behind_a_policy, behind_a_policy_in_a_task, behind_a_dependency])
+def test_a_request_that_is_cancelled_because_its_server_stops_gives_its_place_back(build, valkey):
+    """As uvicorn ends after its graceful time-out: it cancels requests, awaits the lifespan, and its loop cancels the rest."""
+    policy = Policy.of(name=f"stopped {build.__name__}", budget="60s", limits=[{"name": "files", "concurrent": 1}])
+
+    async def serve() -> None:
+        gate, came = Gate(policy, store=RedisStore(valkey.url)), asyncio.Event()
+        lifespan: asyncio.Queue[Any] = asyncio.Queue()
+        answers: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def endpoint(request: Any = None) -> None:
+            came.set()
+            await asyncio.sleep(600)
+
+        async def receive() -> Any:
+            await asyncio.sleep(600)
+
+        app = build(gate, endpoint)
+        server = asyncio.create_task(app({"type": "lifespan", "asgi": {"version": "3.0"}}, lifespan.get, answers.put))
+        lifespan.put_nowait({"type": "lifespan.startup"})
+        assert (await answers.get())["type"] == "lifespan.startup.complete"
+        scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [], "client": ("192.0.2.1", 1)}
+        running = asyncio.create_task(app(scope, receive, answers.put))
+        await asyncio.wait({running, asyncio.ensure_future(came.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        assert came.is_set(), running.exception()
+        running.cancel()
+        lifespan.put_nowait({"type": "lifespan.shutdown"})
+        assert (await answers.get())["type"] == "lifespan.shutdown.complete"
+        await server
+
+    asyncio.run(serve())
+    with RedisStore(valkey.url) as store:
+        assert Gate(policy, store=store).ask(WrittenRequest("GET", "/")).allowed

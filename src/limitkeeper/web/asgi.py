@@ -42,6 +42,7 @@ from .response_settlement import (
     is_cancelled,
     outcome_after,
     outcome_of,
+    shutdown_after_requests,
 )
 
 T = TypeVar("T")
@@ -138,20 +139,22 @@ class RateLimitMiddleware:
         await LimitedWebSocket(self.gate, evaluation, scope, receive, send).run(self.app)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Closes a gate that was made here at shutdown, and opens it again at the next startup."""
-        if scope["type"] != "lifespan" or self.gate is self._gate_source[0]:
+        """Closes a gate that was made here at shutdown, and opens it again at the next startup. The application shuts down when
+        the requests are settled that the server has cancelled."""
+        if scope["type"] != "lifespan":
             await self.app(scope, receive, send)
             return
-        if self._closed:
+        own = self.gate is not self._gate_source[0]
+        if own and self._closed:
             self._open()
 
         async def closing_send(message: Message) -> None:
-            if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
+            if own and message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
                 self._closed = True
                 await self.gate.aclose()
             await send(message)
 
-        await self.app(scope, receive, closing_send)
+        await self.app(scope, shutdown_after_requests(receive), closing_send)
 
 
 async def ask_connected(

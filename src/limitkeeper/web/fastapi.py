@@ -56,7 +56,7 @@ from .found_route import found_route
 from .handler_limit import DEPTH, PARENTHESES, Handler, check_order, combined_fields, count_limit, located_name, rule_name
 from .headers import fields, merge
 from .refusal_body import body
-from .response_settlement import EVALUATIONS
+from .response_settlement import EVALUATIONS, shutdown_after_requests
 from .starlette import RequestEvaluations, RouteLimit, by_policy, degraded, evaluations_of, route_location
 
 E = TypeVar("E", bound=Handler)
@@ -123,7 +123,7 @@ class DependencyMiddleware:
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
             raise
         if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
+            await self.app(scope, shutdown_after_requests(receive), send)
             return
         scope[EVALUATIONS] = evaluations = RequestEvaluations(settles=True)
 

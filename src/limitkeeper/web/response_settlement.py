@@ -11,6 +11,7 @@ from _thread import start_new_thread
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from ..policy.evaluation import Evaluation
 from ..policy.settlement import NOT_SENT, UNKNOWN
@@ -32,6 +33,10 @@ EVALUATIONS, EVALUATED = "limitkeeper.evaluations", "limitkeeper.evaluated"
 #: The versions of policies that unsettled bodies need, by the settlement's id. A body that is garbage in a reference cycle is
 #: settled by its finalizer; its store, if it were garbage in the same cycle, could be closed before that.
 unsettled: dict[int, list[object]] = {}
+#: The tasks whose requests are settled at their end; and for how many seconds a server that stops waits for those that it has
+#: cancelled. A task within another one learns of that after `CANCELLATION`.
+running: WeakSet[asyncio.Task[Any]] = WeakSet()
+STOPPING, CANCELLATION = 5.0, 0.01
 
 C = TypeVar("C", bound=str | bytes | memoryview)
 
@@ -54,6 +59,23 @@ def current_task() -> asyncio.Task[Any] | None:
         return asyncio.current_task()
     except RuntimeError:
         return None
+
+
+def shutdown_after_requests(receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+    """The `receive` of a lifespan, in which the shutdown begins when the requests are settled that the server has cancelled. The
+    end of the loop would cancel their settlements too, and they would count as running (`concurrent`) until their `hold` ends."""
+
+    async def receive_later() -> Any:
+        message = await receive()
+        if message["type"] == "lifespan.shutdown" and running:
+            await asyncio.sleep(CANCELLATION)
+            loop = asyncio.get_running_loop()
+            ending = [task for task in list(running) if task.get_loop() is loop and task.cancelling() and not task.done()]
+            if ending:
+                await asyncio.wait(ending, timeout=STOPPING)
+        return message
+
+    return receive_later
 
 
 def outcome_after(disconnected: bool, status: int) -> int:
@@ -160,6 +182,9 @@ class Settlement:
 
     async def run(self, handler: Callable[[], Awaitable[None]], outcome: int, disconnected: Callable[[], bool]) -> None:
         """Runs a handler, and settles however it ends; `outcome` is that of a handler which returned without a response."""
+        task = current_task()
+        if task is not None:
+            running.add(task)
         try:
             await handler()
         except BaseException as error:
