@@ -256,6 +256,13 @@ def test_the_size_of_responses_can_be_the_cost(serve, clock):
     assert dict(call.initial_metadata())["x-ratelimit-remaining"] == str(100 - 40)
 
 
+def test_a_response_whose_outcome_does_not_count_is_sent_whatever_its_size(serve, clock):
+    """A rule that charges failed calls refuses no response to a successful one."""
+    counted = rule(FixedWindow("3/h"), cost=Cost("response", per=1), charge=Charge(((401, 401),)))
+    _, client = serve(gate(counted, clock=clock))
+    assert [client.pay("a bicycle") for _ in range(4)] == ["paid a bicycle"] * 4
+
+
 def test_a_handlers_own_metadata_stay(serve, clock):
     """A handler's own metadata arrive together with ours."""
     _, client = serve(gate(rule(FixedWindow("5/h")), clock=clock))

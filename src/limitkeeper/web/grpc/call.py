@@ -129,6 +129,11 @@ class Call:
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         await self.end(error).asettle()
 
+    def answered(self) -> Settlement:
+        """The settlement of a call whose one response is to be sent, with the status that it has then."""
+        self.settlement.status = http_status(self.code or Code.OK)
+        return self.settlement
+
     def end(self, error: BaseException | None) -> Settlement:
         """Counts the call's status: the handler's code, or 500 for an exception. It is unknown where the client has disconnected
         or its deadline has passed, whatever the handler made of that."""

@@ -224,7 +224,7 @@ class ThreadHandlerWrapper(HandlerWrapper):
             data = self.serialize(response, context.call)
         except Exception:
             self.abort(context, Code.INTERNAL, "Failed to serialize response!")
-        refusing = None if self.response_streaming else context.call.settlement.afford(len(data or b""))
+        refusing = None if self.response_streaming else context.call.answered().afford(len(data or b""))
         if refusing is not None:
             self.refuse(refusing, context)
         context.send_fields()
@@ -309,7 +309,7 @@ class TaskHandlerWrapper(HandlerWrapper):
         except Exception:
             await context.abort(Code.INTERNAL, "Failed to serialize response!")
             return None
-        refusing = None if self.response_streaming else await context.call.settlement.aafford(len(data or b""))
+        refusing = None if self.response_streaming else await context.call.answered().aafford(len(data or b""))
         if refusing is not None:
             await context.abort(*refusal_status(refusing))
         await context.send_fields()
