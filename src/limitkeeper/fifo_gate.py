@@ -8,7 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Hashable
 
-from .fork import reset_after_fork, whole
+from .fork import reset_after_fork
+from .garbage_collection import without_finalisers
 
 
 class AsyncEvent(asyncio.Event):
@@ -32,7 +33,7 @@ class FifoGate:
         self.lock = threading.RLock()
         self._queues: dict[Hashable, deque[Event]] = {}
 
-    @whole
+    @without_finalisers
     def enter(self, key: Hashable, event: Event) -> bool:
         """Adds a waiter's event to the queue of a key; True if it is the first."""
         with self.lock:
@@ -40,7 +41,7 @@ class FifoGate:
             queue.append(event)
             return queue[0] is event
 
-    @whole
+    @without_finalisers
     def leave(self, key: Hashable, event: Event) -> None:
         """Removes a waiter's event and wakes the one that is first then. Called again after an interrupt it completes that."""
         with self.lock:
@@ -53,7 +54,7 @@ class FifoGate:
             elif not is_behind:
                 queue[0].set()
 
-    @whole
+    @without_finalisers
     def waiting(self, key: Hashable = None) -> int:
         with self.lock:
             return sum(len(queue) for name, queue in self._queues.items() if key is None or name == key)

@@ -1,25 +1,18 @@
 """Resets objects and module locks in a forked child.
 
 A child has one thread: a lock that another thread of the parent held would stay locked for ever, and background threads, waiters
-and connections of the parent are not its own. Nor would a garbage collector run again that another thread has disabled for a
-moment (`uncollected`). In a child the functions registered with `call_after_fork` run first, then
+and connections of the parent are not its own. In a child the functions registered with `call_after_fork` run first, then
 `_reset_after_fork()` of every live object in the order of creation: an object is reset after the objects that it was built on.
 Rejected: one `os.register_at_fork` per module, whose order is the order of imports.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable
-from functools import wraps
 from itertools import count
-from threading import get_ident
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Protocol
 from weakref import WeakValueDictionary
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class ForkAware(Protocol):
@@ -31,8 +24,6 @@ class ForkAware(Protocol):
 _functions: list[Callable[[], None]] = []
 _objects: WeakValueDictionary[int, ForkAware] = WeakValueDictionary()
 _numbers = count()
-#: The threads that keep the garbage collector from running at the moment.
-PAUSING: set[int] = set()
 
 
 def reset_after_fork(made: ForkAware) -> None:
@@ -45,36 +36,8 @@ def call_after_fork(function: Callable[[], None]) -> None:
     _functions.append(function)
 
 
-def uncollected(call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """Calls something while neither the garbage collector nor a finaliser runs. A signal handler that raises, which it may after
-    any call, does not leave the collector disabled."""
-    if not gc.isenabled():
-        return call(*args, **kwargs)
-    try:
-        PAUSING.add(get_ident())
-        gc.disable()
-        return call(*args, **kwargs)
-    finally:
-        gc.enable()
-        PAUSING.discard(get_ident())
-
-
-def whole(method: Callable[P, T]) -> Callable[P, T]:
-    """A method during which no finaliser runs: one that comes back (a generator that is collected gives its reservation back)
-    would change the object in the middle of a change, in the thread that has locked it."""
-
-    @wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        return uncollected(method, *args, **kwargs)  # type: ignore[no-any-return]
-
-    return call
-
-
 def _in_child() -> None:
     """Resets everything, then raises the first error, which the interpreter prints: one failed reset does not stop the others."""
-    if PAUSING - {get_ident()}:  # of the parent's other threads
-        PAUSING.clear()
-        gc.enable()
     references = list(_objects.valuerefs())  # taken at once: a reset may start a thread, and that may create objects
     errors: list[Exception] = []
     for reset in [*_functions, *(made._reset_after_fork for reference in references if (made := reference()) is not None)]:

@@ -27,8 +27,9 @@ from .algorithms.constants import WAS_RESET
 from .clock import ServerClock, SystemClock
 from .decision import Decision
 from .errors import StoreError
-from .fork import call_after_fork, reset_after_fork, whole
+from .fork import call_after_fork, reset_after_fork
 from .future_charges import FutureCharges
+from .garbage_collection import without_finalisers
 from .stores.contract import Booking, Store, charges_of
 from .stores.sans_io import Call, Plan, T, arun, run, start_task
 
@@ -255,7 +256,7 @@ class WaitQueue:
         """Those of the running loop."""
         return of_loop(self._departures, asyncio.get_running_loop(), Departures)
 
-    @whole
+    @without_finalisers
     def join(self, waiter: Waiter) -> None:
         """Adds a waiter in order of starts; removes reservations at the front whose start has passed. Two other keys are checked
         too, in rotation: reservations for a key that is never waited for again would stay for ever."""
@@ -291,21 +292,21 @@ class WaitQueue:
                 for other in vacant:
                     other.is_last = False
 
-    @whole
+    @without_finalisers
     def find(self, claims: Sequence[Claim]) -> Waiter | None:
         """The waiter that was made of these claims, if it still waits."""
         with self.lock:
             queues = [self._waiters.get((claim.limit.identity, claim.key), ()) for claim in claims]
             return next((waiter for queue in queues for waiter in queue if waiter.own_claims is claims), None)
 
-    @whole
+    @without_finalisers
     def done(self, waiter: Waiter) -> None:
         """Removes a waiter whose start has come, or that was settled: its caller gets the claims of its charge."""
         with self.lock:
             waiter.own_claims[:] = waiter.claims
             self._remove([waiter])
 
-    @whole
+    @without_finalisers
     def _remove(self, waiters: Sequence[Waiter]) -> None:
         gone = {id(waiter) for waiter in waiters}
         with self.lock:
@@ -372,7 +373,7 @@ class WaitQueue:
             if departures.call is asyncio.current_task():  # cancelled before its call
                 departures.send()
 
-    @whole
+    @without_finalisers
     def _vacate(self, store: Store, waiters: Sequence[Waiter]) -> None:
         """Moves up all behind those that leave, if they are of one kind: those that leave have the last starts then."""
         if not store.can_rebook:
@@ -427,7 +428,7 @@ class WaitQueue:
                     for claim in claims:
                         claim.reset_id = WAS_RESET
 
-    @whole
+    @without_finalisers
     def _remove_and_book(
         self, store: Store, waiters: Sequence[Waiter]
     ) -> tuple[list[Waiter], list[tuple[Waiter, Booking]], list[Waiter]]:
@@ -469,7 +470,7 @@ class WaitQueue:
             for claims, start_us, source in one.charges()
         ]
 
-    @whole
+    @without_finalisers
     def _move_up(
         self, order: Sequence[Waiter], decisions: Sequence[Decision | None], store: Store, behind: Sequence[Waiter]
     ) -> None:
@@ -534,7 +535,7 @@ class WaitQueue:
             for _, failed in leaving:
                 failed(error)
 
-    @whole
+    @without_finalisers
     def waiting(self, identities: set[Identity], keys: set[str] | None = None) -> int:
         """The number of callers that sleep for one of these limits (and keys)."""
         with self.lock:

@@ -12,7 +12,7 @@ SRC = Path(__file__).parents[2] / "src" / "limitkeeper"
 
 #: Layers, the lowest first. A folder imports from its own layer and from those below.
 LAYERS = (
-    ("_cython_shim", "charts", "clock", "decision", "errors", "fork", "monotonic", "rate"),
+    ("_cython_shim", "charts", "clock", "decision", "errors", "fork", "garbage_collection", "monotonic", "rate"),
     ("algorithms",),
     ("observe", "stores"),
     (

@@ -18,7 +18,7 @@ from array import array
 from zlib import crc32
 
 from ..errors import StoreUnavailable
-from ..fork import uncollected
+from ..garbage_collection import uncollected
 from ..stores.shared import SharedStore
 from .tenant_fair_share import AnswerFields
 from .virtual_time_admission import FairAdmission

@@ -31,7 +31,8 @@ else:
 
 from ..clock import SYSTEM, Clock, SystemClock
 from ..errors import ConfigurationError, InvalidCost, InvalidLimit
-from ..fork import reset_after_fork, uncollected
+from ..fork import reset_after_fork
+from ..garbage_collection import uncollected
 from ..rate import MAX_COUNT, Duration, Rate, RateValue, duration_us, parse_rate
 from ..stores.contract import Store
 from ..stores.guarded import GuardedStore

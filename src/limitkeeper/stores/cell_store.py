@@ -46,7 +46,8 @@ from ..algorithms.limit import StateData
 from ..clock import SYSTEM, Clock
 from ..decision import STORE
 from ..errors import ConfigurationError
-from ..fork import reset_after_fork, uncollected
+from ..fork import reset_after_fork
+from ..garbage_collection import uncollected
 from .contract import Booking, Claims, KeyState, bounded_wait_us, checked, only_claims
 from .several_rates_per_key import UnitStates
 

@@ -15,7 +15,7 @@ from typing import Any
 from ..algorithms.limit import Limit, StateData
 from ..algorithms.sliding_log import new_log, prune, read_log
 from ..errors import ConfigurationError
-from ..fork import uncollected
+from ..garbage_collection import uncollected
 
 #: Cells checked for each one inserted, and for a key that is new to a full store.
 CHECKS_PER_INSERT, CHECKS_WHEN_FULL = 4, 512

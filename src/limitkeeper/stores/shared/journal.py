@@ -40,7 +40,7 @@ if cython.compiled:
 else:
     from ...algorithms.limit import I64
     from ...clock import monotonic_us
-    from ...fork import PAUSING
+    from ...garbage_collection import PAUSING
     from . import layout as lay
     from .mapped_file import allocate_space
 

@@ -45,7 +45,7 @@ else:
 
 from ...clock import Clock
 from ...errors import ConfigurationError, StoreError
-from ...fork import uncollected
+from ...garbage_collection import uncollected
 from ...rate import MAX_COUNT, Duration, duration_us
 from ..cell_store import turnover_us
 from ..several_rates_per_key import UnitStates
