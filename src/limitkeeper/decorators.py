@@ -85,10 +85,12 @@ def misplaced_argument(value: object) -> str:
 
 
 def refuse_limit_options(name: str, misplaced: Mapping[str, object]) -> None:
-    """Refuses unknown arguments of a limiter; `burst` and the like are options of its limit."""
-    for option, value in misplaced.items():
+    """Refuses unknown arguments of a limiter; `burst` and the like are options of its limit. Values may be secret."""
+    for option in misplaced:
         remedy = f"{name}(TokenBucket('5/s', burst=10)), or {name}('5/s burst 10')"
-        raise TypeError(f"{name}() takes no argument {option}={value!r}; write an option of a limit in the limit: {remedy}")
+        raise TypeError(
+            f"{name}() takes no argument {option!r}, only limits, store and name; write an option of a limit in it: {remedy}"
+        )
 
 
 def refuse_rate_as_key(key: object) -> None:

@@ -22,8 +22,9 @@ PAUSING: set[int] = set()
 
 
 def uncollected(call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """Calls something while neither the garbage collector nor a finaliser runs. A signal handler that raises, which it may after
-    any call, does not leave the collector disabled."""
+    """Calls something while the garbage collector is paused. A signal handler that raises, which it may after any call, does not
+    leave it disabled. Of two threads that overlap, the first to end lets it run in the other's change, too: that is rare.
+    Rejected: to wait for the last of them, since under load the collector then hardly runs."""
     if not gc.isenabled():
         return call(*args, **kwargs)
     try:

@@ -35,7 +35,7 @@ def test_a_limiter_without_a_store_has_its_own(limiter_class):
 def test_an_option_of_a_limit_given_to_the_limiter_is_refused_with_the_remedy(limiter_class, option):
     """`burst` and the like belong to the limit; the error shows how to write them there."""
     remedy = rf"{limiter_class.__name__}\('5/s burst 10'\)"
-    with pytest.raises(TypeError, match=rf"takes no argument (burst=10|capacity=3|align='first'); .*{remedy}"):
+    with pytest.raises(TypeError, match=rf"takes no argument '(burst|capacity|align)', .*{remedy}"):
         limiter_class("5/s", **option)
 
 

@@ -364,6 +364,20 @@ def test_a_joined_key_whose_parts_together_are_long_is_found():
     assert g.ask(WrittenRequest(headers={"X-Tenant": tenant}, peer="203.0.113.9"))
 
 
+def test_a_pattern_and_a_function_read_the_parts_of_a_long_key():
+    """A client that makes its part of the key long escapes neither, although the store has the hash of such a key."""
+    tenant, asked = "t" * 250, []
+    rules = [
+        {"name": "both", "key": ["tenant", "ip"], "limit": "9/h"},
+        {"name": "called", "key": ["tenant", "ip"], "limit": "9/h", "overrides": {"call": asked.append}},
+    ]
+    g = Gate(Policy.of(identify={"tenant": {"header": "X-Tenant"}}, limits=rules), store=MemoryStore())
+    g.operator_overrides.put("both", "*|203.0.113.9", "blocked")
+    assert not g.ask(WrittenRequest(headers={"X-Tenant": tenant}, peer="203.0.113.9"))
+    assert g.ask(WrittenRequest(headers={"X-Tenant": tenant}, peer="203.0.113.8"))
+    assert set(asked) == {f"{tenant}|203.0.113.8", f"{tenant}|203.0.113.9"}
+
+
 def test_a_reading_that_a_signal_interrupts_does_not_stop_later_ones():
     """At whatever moment the handler raises."""
     for moment in itertools.count(1):

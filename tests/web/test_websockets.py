@@ -347,3 +347,33 @@ def test_a_message_is_charged_once_however_often_its_app_stops_waiting(cost, val
 
     assert asyncio.run(left()) == 1000 - len(sent)
     assert "".join(got) == sent
+
+
+def test_each_message_goes_to_one_receive_also_after_an_error(valkey):
+    """Two tasks that receive get different messages; an evaluation that fails is the error of one `receive`."""
+    rule = {"name": "talk", "match": "MESSAGE /chat", "key": "ip", "limit": "fixed window 1000/30 days"}
+    came: list[Any] = [{"type": "websocket.receive", "text": letter} for letter in "abcdef"]
+    got: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pair = await asyncio.gather(receive(), receive())
+        evaluate = receive.__self__._evaluate
+        receive.__self__._evaluate = lambda *call: asyncio.sleep(0, result=1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await receive()
+        receive.__self__._evaluate = evaluate
+        got.extend(one["text"] for one in [*pair, await receive(), await receive()])
+
+    async def receive() -> Any:
+        return came.pop(0)
+
+    async def send(message: Any) -> None: ...
+
+    async def main() -> None:
+        async with RedisStore(valkey.url) as store:
+            gate = Gate(Policy.of(name="pairs", limits=[rule], budget="60s"), store=store)
+            scope = {"type": "websocket", "path": "/chat", "headers": [], "query_string": b"", "client": ("192.0.2.1", 50000)}
+            await RateLimitMiddleware(app, gate)(scope, receive, send)
+
+    asyncio.run(main())
+    assert (sorted(got[:2]), got[2:]) == (["a", "b"], ["d", "e"])

@@ -153,7 +153,7 @@ class SyncTransport(HttpxSender):
     def drain(self, request: Any, response: Any, left: float) -> Any:
         kept, end_us = bytearray(), steady_us() + int(left * 1e6)
         try:
-            for chunk in response.stream:
+            for chunk in response.stream if left > 0 else ():
                 kept += chunk
                 if len(kept) >= MAX_KEPT or steady_us() >= end_us:
                     break

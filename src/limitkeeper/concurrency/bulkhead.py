@@ -44,7 +44,7 @@ def checked_size(value: object, what: str, least: int) -> int:
 
 
 class PlaceWaiter:
-    """A thread or task in the queue. `granted`: it holds a place that it has not noticed yet."""
+    """A thread or task in the queue. `granted`: it holds a place, which `_abandon` gives back."""
 
     __slots__ = ("__weakref__", "event", "granted", "loop", "thread")
 
@@ -287,7 +287,7 @@ class Bulkhead(PlaceContext):
             self.events.publish(WAITED, self.name)
 
     def _abandon(self, waiter: PlaceWaiter) -> None:
-        """Leaves the queue, and passes on a place that was granted meanwhile. After an interrupt it can be called again."""
+        """Leaves the queue, and passes on the place that was granted, if any. After an interrupt it can be called again."""
         with self._lock:
             self._queue.pop(waiter, None)
             if waiter.granted:

@@ -123,7 +123,7 @@ def refusals_of(event: Event) -> Iterator[tuple[str, str | None, float | None]]:
         rule = "" if refusal.rule is None else refusal.rule.name
         yield rule, key_of(decided, rule), refusal.retry_after
     elif event.kind in (SHADOW, ALERT) and decided is not None:
-        for rule in decided.shadows if event.kind == SHADOW else alerted_rules(decided):
+        for rule in decided.shadows if event.kind == SHADOW else (decided.alerting.rule.name,):
             yield rule, key_of(decided, rule), None
     elif event.kind == PENALTY_BOX and decided is not None:
         yield "", penalty_box_key(decided), None
@@ -150,22 +150,6 @@ def penalty_box_key(evaluation: Evaluation) -> str | None:
         if config is not None and entry.rule.key == config.key:
             return key
     return None
-
-
-def alerted_rules(evaluation: Evaluation) -> list[str]:
-    """The rules whose key crossed the alert mark with this request; not those that were beyond it before. Where none did when it
-    came, one whose cost depends on the response did at its end."""
-    parts = () if evaluation.decision is None else evaluation.decision.decisions
-    found: dict[str, None] = {}
-    for entry, part, cost in zip(evaluation.entries, parts, evaluation.costs or (), strict=False):
-        mark = entry.rule.alert
-        used = part.limit - part.remaining
-        if mark is not None and used - cost < part.limit * mark <= used:
-            found[entry.rule.name] = None
-    settled = [
-        entry.rule for entry in evaluation.entries if entry.rule.alert is not None and entry.rule.cost.source == "response"
-    ]
-    return list(found) or list(dict.fromkeys([rule.name for rule in settled])) or [""]
 
 
 def record_of(event: Event, rule: str, key: str | None, retry_after: float | None, suppressed: int) -> Record:

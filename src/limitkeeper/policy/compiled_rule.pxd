@@ -5,6 +5,7 @@ from limitkeeper.policy.request_context cimport RequestContext
 cpdef object identity_of(dict identities, RequestContext context, str name)
 cpdef object first_present(dict identities, RequestContext context, tuple names)
 cpdef object key_of(dict identities, RequestContext context, tuple key)
+cpdef str bounded(str key)
 cpdef bint condition_holds(dict identities, RequestContext context, tuple condition)
 
 cdef class Entry:

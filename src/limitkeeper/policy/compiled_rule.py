@@ -101,22 +101,23 @@ def key_without_names(identities: dict, key: tuple, text: str) -> str:  # type: 
 
 @cython.ccall
 def key_of(identities: dict, context: RequestContext, key: tuple) -> object:  # type: ignore[type-arg]
-    """The key of a request, hashed where its parts together are too long; None when all of them are absent."""
+    """The key of a request; None when all its parts are absent."""
     if not key:
         return EVERYONE
     if len(key) == 1:
-        return bounded(first_present(identities, context, key[0]))
+        return first_present(identities, context, key[0])
     parts = [first_present(identities, context, names) for names in key]
     for part in parts:
         if part is not None:
-            return bounded(join_key(parts))
+            return join_key(parts)
     return None
 
 
-@cython.cfunc
-def bounded(key: object) -> object:
-    """A key of at most MAX_KEY_LENGTH characters, as the service makes it of the same text."""
-    return key if key is None or len(key) <= MAX_KEY_LENGTH else hash_long(key)  # type: ignore[arg-type]
+@cython.ccall
+def bounded(key: str) -> str:
+    """A key as the store has it, of at most MAX_KEY_LENGTH characters, and as the service makes it of the same text. Overrides
+    are looked up before: a pattern or a function reads the parts of the key itself."""
+    return key if len(key) <= MAX_KEY_LENGTH else hash_long(key)
 
 
 @cython.ccall
@@ -190,7 +191,7 @@ class CompiledRule:
         self.capacity_entry: Entry = None  # type: ignore[assignment]
         if rule.capacity is not None:
             self.capacity_entry = Entry(rule, NamedLimit(limiter, rule.name, TokenBucket(rule.capacity.rate)), rule.name, self)
-        self.static_overrides = {bounded(key): self.entries_of(limits) for key, limits in rule.override}
+        self.static_overrides = {form: self.entries_of(limits) for key, limits in rule.override for form in (key, bounded(key))}
         self.overrides: Overrides | None = rule.overrides
         self.operator_overrides: Any = None  # the RuleOverrides of operators, which take precedence; None: there are none
         self.register: Callable[[CompiledRule, tuple[Entry, ...]], bool] | None = None  # the gate's, for overrides

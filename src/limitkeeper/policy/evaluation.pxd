@@ -8,7 +8,7 @@ from limitkeeper.stores.contract cimport Store
 cdef Py_ssize_t BOUNDS, DOUBLING, RESPONSE_BOUNDS
 
 cdef class Evaluation:
-    cdef public object gate, context, refusal, near_rule
+    cdef public object gate, context, refusal, near_rule, alerting
     cdef public CompiledPolicy compiled
     cdef public MatchedRules matched
     cdef public bint allowed, origin, needs_settlement, special, declined

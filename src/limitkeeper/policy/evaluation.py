@@ -27,7 +27,7 @@ if cython.compiled:
     from cython.cimports.limitkeeper.decision import Decision, Decisions
     from cython.cimports.limitkeeper.monotonic import monotonic_us
     from cython.cimports.limitkeeper.policy.compiled_policy import CompiledPolicy, MatchedRules
-    from cython.cimports.limitkeeper.policy.compiled_rule import CompiledRule, Entry
+    from cython.cimports.limitkeeper.policy.compiled_rule import CompiledRule, Entry, bounded
     from cython.cimports.limitkeeper.policy.evaluation import new_evaluation
     from cython.cimports.limitkeeper.policy.refusal import Refusal, refusal_by
     from cython.cimports.limitkeeper.policy.request_context import RequestContext
@@ -41,7 +41,7 @@ else:
     from ..stores.contract import Store
     from ..stores.memory import MemoryStore
     from .compiled_policy import CompiledPolicy, MatchedRules
-    from .compiled_rule import CompiledRule, Entry
+    from .compiled_rule import CompiledRule, Entry, bounded
     from .refusal import Refusal, refusal_by
     from .request_context import RequestContext
 
@@ -91,8 +91,8 @@ class Evaluation:
     """
 
     # fmt: off
-    __slots__ = ("allowed", "began_us", "capacity", "claims", "compiled", "context", "costs", "decision", "declined", "entries",
-                 "gate", "idempotent", "keys", "marks", "matched", "near_rule", "needs_settlement", "origin", "reason",
+    __slots__ = ("alerting", "allowed", "began_us", "capacity", "claims", "compiled", "context", "costs", "decision", "declined",
+                 "entries", "gate", "idempotent", "keys", "marks", "matched", "near_rule", "needs_settlement", "origin", "reason",
                  "refusal", "shadow", "shadows", "special", "wait_us")
     # fmt: on
 
@@ -107,8 +107,7 @@ class Evaluation:
         self.keys: list[str] = []
         self.refusal: Refusal | None = None
         self.shadows: tuple[str, ...] = ()
-        self.wait_us = 0
-        self.began_us = 0
+        self.wait_us = self.began_us = 0
         self.origin = self.needs_settlement = self.declined = False
         # State of the evaluation: costs in the order of the entries, claims, and rules that are asked apart (special).
         self.costs: list[int] | None = None
@@ -120,6 +119,7 @@ class Evaluation:
         self.special = False
         self.matched: MatchedRules | None = None
         self.near_rule: CompiledRule | None = None  # counted as near its limit: once per rule
+        self.alerting: Entry | None = None  # the limit whose alert level was crossed last
         self.reason = QUOTA
 
     def __bool__(self) -> bool:
@@ -352,11 +352,12 @@ class Evaluator:
     def _add(self, evaluation: Evaluation, rule: CompiledRule, context: RequestContext, key: str) -> cython.int:
         """Adds the entries of one rule; a rule in shadow mode, or with an idempotency key, is asked apart."""
         if rule.capacity is not None:
-            rule_fair_share.add(evaluation, rule, key, rule.cost_for(context))
+            rule_fair_share.add(evaluation, rule, bounded(key), rule.cost_for(context))
             return 0
         entries: tuple = rule.entries_for(context, key)  # type: ignore[type-arg]
         if not entries or evaluation.reason is BLOCKED:
             return 0
+        key = bounded(key)
         cost: cython.longlong = rule.cost_for(context)
         if rule.blocked is not None and entries is rule.blocked:
             block(evaluation, entries, key, cost)
@@ -371,8 +372,7 @@ class Evaluator:
                 evaluation.entries.append(entries[i])
                 evaluation.keys.append(key)
                 evaluation.costs.append(cost)  # type: ignore[union-attr]
-            if rule.needs_settlement:
-                evaluation.needs_settlement = True
+            evaluation.needs_settlement = evaluation.needs_settlement or rule.needs_settlement
         return 0
 
     @cython.ccall
@@ -582,8 +582,8 @@ class Evaluator:
 
     def _alert(self, evaluation: Evaluation, entry: Entry, used: int, limit: int) -> None:
         """Counts, logs and publishes that the use of a key has crossed its rule's alert level."""
-        rule: CompiledRule = entry.compiled_rule
-        rule.alerts += 1
+        entry.compiled_rule.alerts += 1
+        evaluation.alerting = entry
         self._callback_errors.report("%s: a key has used %d of %d", entry.label, used, limit)
         self._publish(ALERT, evaluation)
 

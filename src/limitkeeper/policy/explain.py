@@ -16,7 +16,7 @@ from ..errors import StoreUnavailable
 from ..stores.guarded import GuardedStore
 from .burst_conflicts import BUCKETS, burst_of, shares_key
 from .compiled_policy import CompiledPolicy, MatchedRules
-from .compiled_rule import CompiledRule, Entry, identity_of, key_of, key_without_names
+from .compiled_rule import CompiledRule, Entry, bounded, identity_of, key_of, key_without_names
 from .idempotency import is_repetition, mark_of
 from .model import BLOCKED, LOCAL, SHADOW, WAIT, Capacity, Key, Policy, Rule, Tiers
 from .path_matcher import matching
@@ -108,10 +108,11 @@ def explain(gate: Gate, request: RequestContext) -> list[RuleExplanation]:
             continue
         if rule.capacity is not None:
             cost, share = rule.cost_for(request), rule.capacity.share
-            peek = share.peek(key, cost)
+            peek = share.peek(bounded(key), cost)
             found.append(RuleExplanation(rule.config, True, "", key, (rule.capacity_entry,), cost, peek, penalty_us=penalty_us))
             continue
         entries = rule.entries_for(request, key)
+        key = bounded(key)
         cost = rule.cost_for(request) if entries else 1
         mark = None if rule.shadow or entries is rule.blocked else mark_of(rule, request, entries, key, cost)
         repeats = is_repetition(compiled.store, mark)

@@ -23,7 +23,7 @@ from ..decision import Decision
 from ..limiter_base import is_off
 from ..stores.memory import MemoryStore
 from .compiled_policy import CompiledPolicy
-from .compiled_rule import CompiledRule, identity_of, key_of
+from .compiled_rule import CompiledRule, bounded, identity_of, key_of
 from .model import Policy
 from .refusal import PENALTY_BOX, delay_of, part_retry_us, refusal_without_limit
 from .request_context import RequestContext
@@ -82,11 +82,11 @@ class PenaltyBox:
 
     def _delay_us(self, gate: Evaluator, context: RequestContext, penalty: Penalty) -> int:
         """The delay of the retry by the longest spread of the rules that refused this request before."""
-        spread_us = max([rule.spread_us for rule, own in penalty.rules if (rule.name, own) in self._retry_at], default=0)
+        spread_us = max([rule.spread_us for rule, own in penalty.rules if (rule.name, bounded(own)) in self._retry_at], default=0)
         if not spread_us:
             return 0
         asked = [(rule, own) for rule, own in penalty.rules if not rule.shadow and rule.capacity is None]
-        keys = [own for rule, own in asked if rule.entries_for(context, own)]
+        keys = [bounded(own) for rule, own in asked if rule.entries_for(context, own)]
         address = identity_of(gate.compiled.identities, context, "ip")
         return delay_of(gate.secret, address, keys, self._clock.now_us() + penalty.retry_us, spread_us, penalty.retry_us)
 
@@ -111,7 +111,7 @@ class PenaltyBox:
         rules = [(rule, own) for rule, own in rules if own is not None]
         if any(rule.entries_for(context, own) is rule.blocked for rule, own in rules):
             return None
-        retry_at = max([until, *(self._retry_at.get((rule.name, own), 0) for rule, own in rules)])
+        retry_at = max([until, *(self._retry_at.get((rule.name, bounded(own)), 0) for rule, own in rules)])
         return Penalty(key, retry_at - now_us, rules)
 
     def count(self, evaluation: Evaluation, decision: Decision) -> tuple[int, bool]:

@@ -298,7 +298,7 @@ def ain_time(perform: Callable[[Call], Awaitable[T]], left: LeftOnLoop) -> Calla
 
 
 def together(plans: Sequence[Plan[T]]) -> Plan[list[T | StoreError]]:
-    """Makes plans of one list of calls each as one list. A StoreError takes the place of the answer of a plan that fails."""
+    """Makes plans, each of exactly one list of calls, as one list. A StoreError replaces the answer of one that fails."""
     lists, found = [next(plan) for plan in plans], list[T | StoreError]()
     answers = iter((yield list(chain.from_iterable(lists))))  # type: ignore[arg-type]
     for plan, calls in zip(plans, lists, strict=True):

@@ -510,18 +510,19 @@ class LimitedWebSocket(SettlingWebSocket):
     def __init__(self, gate: Gate, evaluation: Evaluation, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__([evaluation], scope, receive, send)
         self.gate = gate
-        self._evaluating: asyncio.Task[tuple[Message, Evaluation]] | None = None
+        self._undelivered: deque[asyncio.Task[tuple[Message, Evaluation]]] = deque()
         self._identities = gate.message_identities(AsgiRequestContext(scope, MESSAGE))
 
     async def run(self, app: ASGIApp) -> None:
         try:
             await super().run(app)
         finally:
-            if self._evaluating is not None:
-                self._evaluating.cancel()
+            for evaluating in self._undelivered:
+                evaluating.cancel()
 
     async def receive(self) -> Message:
-        if self._evaluating is None:
+        evaluating = self._undelivered.popleft() if self._undelivered else None
+        if evaluating is None:
             message = await super().receive()
             if message["type"] != "websocket.receive" or not self.gate.compiled.limits_messages:
                 return message
@@ -532,10 +533,12 @@ class LimitedWebSocket(SettlingWebSocket):
             found = self.gate.ask_nowait(context)
             if found is not None and not found.needs_settlement:
                 return message if found.allowed else await self.close(found)
-            self._evaluating = asyncio.ensure_future(self._evaluate(message, context, found))
-        # Where the app stops waiting, the evaluation goes on: its next `receive` returns this message, which is charged once.
-        message, evaluation = await asyncio.shield(self._evaluating)
-        self._evaluating = None
+            evaluating = asyncio.ensure_future(self._evaluate(message, context, found))
+        try:
+            message, evaluation = await asyncio.shield(evaluating)
+        except asyncio.CancelledError:  # the app stopped waiting: its next `receive` returns this message, which is charged once
+            self._undelivered.appendleft(evaluating)
+            raise
         return message if evaluation.allowed else await self.close(evaluation)
 
     async def _evaluate(

@@ -149,7 +149,7 @@ class AsgiConcurrencyMiddleware(ConcurrencyLimit):
         leaves the queue, and gets None."""
         entering = stack.enter_async_context(self.call(scope))
         bulkhead = getattr(self.limit, "bulkhead", self.limit)
-        if isinstance(bulkhead, Bulkhead) and bulkhead.in_use < bulkhead.max_concurrent:
+        if isinstance(bulkhead, Bulkhead) and (bulkhead.max_waiting == 0 or bulkhead.in_use < bulkhead.max_concurrent):
             return await entering, receive
 
         async def leave(call: object) -> None:

@@ -39,6 +39,8 @@ def email(body: bytes, kind: str = JSON, default: str | None = None, **headers: 
         (b'{"email": " ann "}', "ann"),
         (b'{"email": "ann", "email": "ann"}', "ann"),
         (b'{"email": "ann", "email": "ben"}', SEVERAL),
+        (b'{"email": "ann", "x": ";email=ben;"}', SEVERAL),
+        (b'{"email": "ann", "x": "' + b"&nbsp;" * 5000 + b'"}', "ann"),
         (b'{"inner": {"email": "ann"}}', None),
         (b'{"email": null}', None),
         (b'{"email": ""}', None),

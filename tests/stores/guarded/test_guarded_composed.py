@@ -229,6 +229,18 @@ def test_close_returns_all_leases_however_many_calls_that_takes(asynchronous):
     assert {bare.peek(key).remaining for key in keys} == {999}
 
 
+@pytest.mark.parametrize("number", [1, 32])
+def test_a_call_counts_once_whatever_the_number_of_its_decisions(number):
+    """A store that fails in two of three calls is not called any more, also where each call has many decisions."""
+    store = AtOnce(MemoryStore(clock=ManualClock(NOON)))
+    guard = GuardedStore(store, clock=ManualClock(NOON))
+    limiter = Limiter("1000/s", store=guard)
+    for call in range(90):
+        store.failing = set() if call % 3 == 0 else {"decide_many"}
+        limiter.hit_many([str(key) for key in range(number)])
+    assert store.calls.count("decide_many") < 90
+
+
 # A busy event loop
 
 

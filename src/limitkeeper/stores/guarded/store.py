@@ -186,7 +186,8 @@ class GuardedStore(WrapperStore):
     @cython.cfunc
     @cython.inline
     def _answered(self, decision: Decision) -> Decision:
-        """Counts an answer as a success of the store. A refusal that a lease knows of is none: it is given during an outage."""
+        """Counts an answer as a success of the store. A refusal that a lease knows of is none: it is given during an
+        outage. (So is a grant, for one lease life at most.)"""
         if decision.allowed or decision.source == STORE:
             self._breaker.streak += 1
         return decision
@@ -262,8 +263,7 @@ class GuardedStore(WrapperStore):
         if self._breaker.closed or self._health.may_call():
             try:
                 decisions: list[Decision] = yield Call(self._store, "decide_many", (asks, max_wait_us))
-                for decision in decisions:
-                    self._answered(decision)
+                self._breaker.streak += any(one.allowed or one.source == STORE for one in decisions)  # of one call
                 return decisions
             except StoreError as error:
                 self._health.record_failure(error, asks[0])
