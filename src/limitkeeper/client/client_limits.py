@@ -252,7 +252,7 @@ class ClientLimits:
             if held is not None and (refused or not sender.settle_at_end(response, held)):
                 try:
                     yield from self._settle(held, sender, made.failure, refused)
-                except BaseException:  # cancelled: nobody else ends the response, which holds a connection
+                except BaseException:  # cancelled: nothing else ends the response, which holds a connection
                     if response is not None:
                         yield Call(sender, "drain", (request, response, 0))
                     raise
